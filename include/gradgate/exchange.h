@@ -1,0 +1,116 @@
+// Exchanges: how a gradient is reduced with a codec, as state machines without I/O. begin() encodes, next() hands out one collective after the
+// other, the driver performs it and calls again. The same machine serves C++ communicators, streams, and torch.distributed through
+// the C ABI. Conservation law and error feedback: docs/determinism.md.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "gradgate/codec.h"
+#include "gradgate/communicator.h"
+
+namespace gradgate {
+
+/// One way to reduce a bucket: a codec and the collective that carries its payload.
+struct Candidate {
+  CodecSpec codec;
+  Exchange exchange = Exchange::all_reduce;
+
+  friend bool operator==(const Candidate&, const Candidate&) = default;
+};
+/// The dense reduction: codec none over all_reduce.
+constexpr Candidate dense_candidate() noexcept { return {}; }
+/// The exchange a codec uses unless told otherwise: none → all_reduce, all others → two_shot.
+GRADGATE_API Candidate default_candidate(const CodecSpec& codec) noexcept;
+
+/// How the residual takes part.
+enum class Feedback : uint8_t {
+  none = 0,   ///< plain g; a residual, if any, is neither read nor written (dense steps with e = 0, probes)
+  apply = 1,  ///< x = g + e, e becomes what was not sent
+  flush = 2   ///< dense only: sends g + e, all of it; e becomes the rounding error of the cast
+};
+
+/// Everything that is known before the gradient is: sizes follow from it alone.
+struct ExchangeShape {
+  Candidate candidate;
+  size_t count = 0;         ///< elements of the bucket, any n ≥ 0
+  DType dtype = DType::f32;
+  int rank = 0, ranks = 1;
+  unsigned width = 1;       ///< executor threads
+};
+
+struct ExchangeArgs {
+  ExchangeShape shape;
+  Vec gradient;              ///< in: this rank's gradient; out: the average over ranks, in its dtype. Changed only by the last next().
+                             ///< (all_reduce works in place: it is scaled by begin().)
+  float* residual = nullptr; ///< shape.count elements, sum units; required for Feedback::apply and flush
+  Feedback feedback = Feedback::none;
+  Bytes workspace;           ///< at least exchange_workspace_bytes(shape), any alignment
+  Seed seed;                 ///< key, tensor and step; stream is set by the exchange
+  Executor executor;
+};
+
+/// One collective the driver must perform. kind == none: the exchange is complete.
+struct CollectiveCall {
+  Collective kind = Collective::none;
+  const void* send = nullptr;
+  void* recv = nullptr;
+  size_t count = 0;          ///< as in Communicator: per block, or of the vector for all_reduce
+  DType dtype = DType::u8;
+};
+
+/// Bytes of workspace; 0 is possible. Exact and a pure function of the shape.
+GRADGATE_API size_t exchange_workspace_bytes(const ExchangeShape& shape) noexcept;
+/// Bytes that stand for M/r when the exchange is priced: the size of all ranks' slots of one phase (two_shot: ranks × payload of a shard), of
+/// the vector for all_reduce; 0 when the codec does not take the dtype.
+GRADGATE_API size_t exchange_wire_bytes(const ExchangeShape& shape) noexcept;
+
+/// The state machine. No allocation, no I/O, no clock; about 400 bytes, movable between calls.
+class GRADGATE_API ExchangeMachine {
+ public:
+  /// Checks the arguments and encodes. After an encoding failure the machine still runs: it sends error payloads and next() fails on every rank.
+  Status begin(const ExchangeArgs& args) noexcept;
+  /// First call: the first collective. Later calls: consumes the collective just performed and gives the next one, or kind none when the
+  /// gradient holds the average. peer_failed / peer_mismatch / bad_payload are the same on every rank where the fault is visible to all.
+  Status next(CollectiveCall* call) noexcept;
+  /// Fails this rank's part on purpose (a rank that ran out of memory, a test): the next payload it sends is an error payload.
+  void fail(StatusCode code) noexcept;
+
+  /// Elements of x that were not finite on this rank, both stages.
+  uint64_t non_finite() const noexcept { return non_finite_; }
+  /// Text of the last error: stage, peer, both values.
+  const char* last_error() const noexcept { return error_.text; }
+
+ private:
+  struct TwoShotBuffers;
+  Status next_all_reduce(CollectiveCall* call) noexcept;
+  Status next_two_shot(CollectiveCall* call) noexcept;
+  ExchangeArgs args_;
+  uint32_t phase_ = 0;
+  StatusCode failed_ = StatusCode::ok;
+  uint64_t non_finite_ = 0;
+  Message error_;
+};
+
+/// Seconds one exchange took on this rank, by part.
+struct ExchangeTimes {
+  double encode_s = 0, transfer_s = 0, decode_s = 0;
+};
+
+/// Codec speed that is charged on a virtual clock, in bytes of the gradient per second of encoding and of decoding (0: free). A real clock
+/// measures instead and ignores this.
+struct CodecRates {
+  double encode_bytes_per_s = 0, decode_bytes_per_s = 0;
+};
+
+/// Drives a machine over a communicator: the C++ issuer. Any failure names the operation in `why`.
+GRADGATE_API Status run_exchange(Communicator& comm, const ExchangeArgs& args, double timeout_s, const CodecRates& rates, ExchangeTimes* times,
+                                 Message* why) noexcept;
+
+/// Times the codec work of one exchange without any communication and without changing gradient or residual: this rank's payloads stand in for its
+/// peers'. `scratch` holds exchange_shadow_bytes(shape) bytes.
+GRADGATE_API size_t exchange_shadow_bytes(const ExchangeShape& shape) noexcept;
+GRADGATE_API Status shadow_exchange(Communicator& clock, const ExchangeArgs& args, Bytes scratch, const CodecRates& rates,
+                                    ExchangeTimes* times) noexcept;
+
+}  // namespace gradgate
