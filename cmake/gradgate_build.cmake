@@ -10,13 +10,16 @@ target_compile_options(gradgate_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX,C>:-Wall -Wextra -Wshadow -ffp-contract=off -fno-fast-math>
   $<$<AND:$<COMPILE_LANGUAGE:CXX,C>,$<BOOL:${GRADGATE_WERROR}>>:-Werror>)
 target_include_directories(gradgate_options INTERFACE
-  $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
+  $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/include>
+  $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
 target_link_libraries(gradgate_options INTERFACE Threads::Threads)
 if(GRADGATE_SANITIZE)
   target_compile_options(gradgate_options INTERFACE
     $<$<COMPILE_LANGUAGE:CXX,C>:-fsanitize=${GRADGATE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all>)
   target_link_options(gradgate_options INTERFACE -fsanitize=${GRADGATE_SANITIZE})
 endif()
+
+configure_file(${PROJECT_SOURCE_DIR}/cmake/version.h.in ${PROJECT_BINARY_DIR}/include/gradgate/version.h @ONLY)
 
 # gradgate_part(<name> <source>...): one folder's objects of libgradgate.
 function(gradgate_part name)

@@ -1,0 +1,305 @@
+// Session: the steps. Everything a bucket does in a step is decided in turn(), from the gate's plan (equal on all ranks) and from state that is equal on
+// all ranks too, so that every rank issues the same collectives in the same order.
+#include "gradgate/session.h"
+
+#include <cmath>
+#include <cstdarg>
+#include <cstdio>
+#include <limits>
+#include <string>
+
+#include "gradgate/version.h"
+#include "integration/session_impl.h"
+
+namespace gradgate {
+
+const char* mode_name(Mode mode) noexcept {
+  switch (mode) {
+    case Mode::automatic: return "auto";
+    case Mode::on: return "on";
+    case Mode::off: return "off";
+    case Mode::observe: return "observe";
+  }
+  return "?";
+}
+
+Status parse_mode(std::string_view text, Mode* mode) noexcept {
+  for (const Mode m : {Mode::automatic, Mode::on, Mode::off, Mode::observe}) {
+    if (text == mode_name(m)) {
+      *mode = m;
+      return {};
+    }
+  }
+  return StatusCode::invalid_argument;
+}
+
+Status Session::create(Communicator& comm, const SessionOptions& options, std::unique_ptr<Session>* out, Message* why) noexcept {
+  Message unused;
+  if (why == nullptr) why = &unused;
+  *why = {};
+  try {
+    auto session = std::make_unique<SessionImpl>(comm, options);
+    GRADGATE_TRY(session->start(why));
+    *out = std::move(session);
+    return {};
+  } catch (const std::bad_alloc&) {
+    why->format("out of memory while creating a session");
+    return StatusCode::out_of_memory;
+  }
+}
+
+SessionImpl::SessionImpl(Communicator& comm, const SessionOptions& options) : comm_(comm), options_(options) {
+  for (const CodecSpec& codec : options.codecs) {
+    if (codec.id != CodecId::none) codecs_.push_back(codec);
+  }
+  // The honest baseline is a plain cast (it costs one line of any trainer), so it always competes.
+  const bool competes = options.mode == Mode::automatic || options.mode == Mode::observe;
+  bool has_cast = false;
+  for (const CodecSpec& codec : codecs_) has_cast = has_cast || codec.id == CodecId::bf16;
+  if (competes && !has_cast) {
+    CodecSpec cast;
+    if (parse_codec("bf16", &cast, nullptr).ok()) codecs_.push_back(cast);
+  }
+  candidates_.push_back(dense_candidate());
+  for (const CodecSpec& codec : codecs_) candidates_.push_back(default_candidate(codec));
+  options_.codecs = codecs_;
+}
+
+Status SessionImpl::start(Message* why) {
+  if (!(options_.timeout_s > 0) || !std::isfinite(options_.timeout_s)) {
+    why->format("timeout_s is %g, accepted: a positive number of seconds", options_.timeout_s);
+    return StatusCode::invalid_argument;
+  }
+  const bool link_given = options_.link.alpha_s != 0 || options_.link.beta_bytes_per_s != 0;
+  if (link_given && !(options_.link.alpha_s >= 0 && options_.link.beta_bytes_per_s > 0 && std::isfinite(options_.link.alpha_s) &&
+                      std::isfinite(options_.link.beta_bytes_per_s))) {
+    why->format("link is alpha %g s, beta %g B/s, accepted: alpha >= 0, beta > 0, or both 0 to probe", options_.link.alpha_s,
+                options_.link.beta_bytes_per_s);
+    return StatusCode::invalid_argument;
+  }
+  if (options_.mode == Mode::on && codecs_.empty()) {
+    why->format("mode on needs a codec other than none");
+    return StatusCode::invalid_argument;
+  }
+  if (codecs_.size() > static_cast<size_t>(gate::kMaxCandidates)) {
+    why->format("%zu codecs, accepted: up to %d (bf16 is one of them)", codecs_.size(), gate::kMaxCandidates);
+    return StatusCode::invalid_argument;
+  }
+
+  std::string names;
+  for (const CodecSpec& codec : codecs_) names += (names.empty() ? "" : ",") + std::string(format_codec(codec).text);
+  const AgreedField fields[] = {
+      agreed_field("version", "%s", GRADGATE_VERSION),
+      agreed_field("mode", "%s", gradgate::mode_name(options_.mode)),
+      agreed_field("codecs", "%s", names.c_str()),
+      agreed_field("seed", "%llu", static_cast<unsigned long long>(options_.seed)),
+      agreed_field("link", "alpha %.17g s, beta %.17g B/s", options_.link.alpha_s, options_.link.beta_bytes_per_s),
+  };
+  GRADGATE_TRY(agree_on(comm_, fields, options_.timeout_s, why));
+
+  if (options_.mode == Mode::automatic || options_.mode == Mode::observe) {
+    const double start = comm_.now();
+    if (link_given) {
+      link_ = gate::link_model({options_.link.alpha_s, options_.link.beta_bytes_per_s}, static_cast<uint32_t>(comm_.size()));
+    } else {
+      GRADGATE_TRY(probe_link(comm_, options_.timeout_s, &link_, why));
+    }
+    stats_.gate_s += comm_.now() - start;
+  }
+  return {};
+}
+
+SessionImpl::Turn SessionImpl::turn(const Bucket& bucket, const gate::StepPlan& plan) const noexcept {
+  const Turn flush{dense_candidate(), 0, bucket.has_residual ? Feedback::flush : Feedback::none};
+  if (flush_) return flush;
+  switch (plan.action) {
+    case gate::Action::dense:
+    case gate::Action::probe: return {dense_candidate(), 0, Feedback::none};
+    case gate::Action::flush: return flush;
+    case gate::Action::compress: break;
+  }
+  const Candidate& candidate = candidates_[plan.candidate];
+  if (candidate.codec.feedback) return {candidate, plan.candidate, Feedback::apply};
+  // The codec before this one kept a residual and this one does not: one dense step sends what is left first.
+  if (bucket.pending) return flush;
+  return {candidate, plan.candidate, Feedback::none};
+}
+
+Status SessionImpl::all_reduce(uint32_t index, Vec gradient) noexcept {
+  if (failed_) return refuse(StatusCode::bad_state, "this session failed before: %s", error_.text);
+  if (!has_layout_) return refuse(StatusCode::bad_state, "all_reduce before set_layout");
+  if (index != next_bucket_ || index >= buckets_.size()) {
+    return refuse(StatusCode::invalid_argument, "bucket %u in step %llu, accepted now: %u (buckets come in ascending order, once per step, %zu of them)",
+                  index, static_cast<unsigned long long>(step_), next_bucket_, buckets_.size());
+  }
+  Bucket& bucket = buckets_[index];
+  if (gradient.dtype != bucket.dtype || gradient.count != bucket.count || (gradient.data == nullptr && gradient.count > 0)) {
+    return refuse(StatusCode::invalid_argument, "bucket %u is %zu elements of %s%s, accepted by its layout: %zu of %s", index, gradient.count,
+                  dtype_name(gradient.dtype), gradient.data == nullptr ? " at a null address" : "", bucket.count, dtype_name(bucket.dtype));
+  }
+
+  const gate::StepPlan plan = gate_.plan(index);
+  if (plan.shadow > 0) measure_shadow(index, gradient, plan.shadow);
+
+  const Turn now = turn(bucket, plan);
+  ExchangeArgs args;
+  args.shape = shape_of(bucket, now.candidate);
+  args.gradient = gradient;
+  args.residual = now.feedback == Feedback::none ? nullptr : residual_of(bucket);
+  args.feedback = now.feedback;
+  args.workspace = workspace_;
+  args.seed = {options_.seed, index, static_cast<uint32_t>(step_), 0};
+  args.executor = options_.executor;
+
+  ExchangeTimes times;
+  Message why;
+  if (const Status s = run_exchange(comm_, args, options_.timeout_s, options_.virtual_rates, &times, &why); !s.ok()) {
+    Message full;
+    full.format("bucket %u step %llu: %s", index, static_cast<unsigned long long>(step_), why.text[0] ? why.text : s.message());
+    return fail(s, full);
+  }
+  if (now.feedback == Feedback::apply) bucket.pending = true;
+  if (now.feedback == Feedback::flush) bucket.pending = false;
+
+  gate::Sample sample;
+  sample.candidate = now.index;
+  sample.encode_s = times.encode_s;
+  sample.transfer_s = times.transfer_s;
+  sample.decode_s = times.decode_s;
+  if (now.feedback != Feedback::flush) gate_.record(index, sample);
+
+  (now.index == 0 ? stats_.dense_buckets : stats_.compressed_buckets) += 1;
+  stats_.dense_bytes += bucket.count * dtype_bytes(bucket.dtype);
+  stats_.wire_bytes += exchange_wire_bytes(args.shape);
+  stats_.encode_s += times.encode_s;
+  stats_.transfer_s += times.transfer_s;
+  stats_.decode_s += times.decode_s;
+
+  if (++next_bucket_ < buckets_.size()) return {};
+  return end_step();
+}
+
+void SessionImpl::measure_shadow(uint32_t index, const Vec& gradient, int candidate) noexcept {
+  Bucket& bucket = buckets_[index];
+  const double start = comm_.now();
+  ExchangeArgs args;
+  args.shape = shape_of(bucket, candidates_[static_cast<size_t>(candidate)]);
+  args.gradient = gradient;
+  args.feedback = args.shape.candidate.codec.feedback ? Feedback::apply : Feedback::none;
+  args.residual = args.feedback == Feedback::apply ? residual_of(bucket) : nullptr;
+  args.workspace = workspace_;
+  args.seed = {options_.seed, index, static_cast<uint32_t>(step_), 0};
+  args.executor = options_.executor;
+
+  ExchangeTimes times;
+  gate::Sample sample;
+  sample.candidate = static_cast<uint8_t>(candidate);
+  sample.shadow = true;
+  sample.ok = shadow_exchange(comm_, args, shadow_, options_.virtual_rates, &times).ok();
+  sample.encode_s = times.encode_s;
+  sample.decode_s = times.decode_s;
+  gate_.record(index, sample);
+  stats_.gate_s += comm_.now() - start;
+}
+
+Status SessionImpl::end_step() noexcept {
+  const double now = comm_.now();
+  // A step that flushed, or the first one after a pause, says nothing about the plan.
+  const bool counts = timed_step_ && !flush_;
+  gate_.end_step(counts ? now - last_end_s_ : std::numeric_limits<double>::quiet_NaN());
+  last_end_s_ = now;
+  timed_step_ = true;
+  flush_ = false;
+  next_bucket_ = 0;
+  ++step_;
+  ++stats_.steps;
+  return gate_.agreement_due() ? agree() : Status{};
+}
+
+Status SessionImpl::agree() noexcept {
+  const double start = comm_.now();
+  const auto failed = [&](Status s, const char* what) {
+    Message full;
+    full.format("gate agreement after step %llu: %s: %s", static_cast<unsigned long long>(step_), what,
+                comm_.last_error()[0] ? comm_.last_error() : s.message());
+    return fail(s, full);
+  };
+  const std::span<double> report(report_.data(), gate_.report_size());
+  const std::span<double> reports(reports_.data(), gate_.report_size() * static_cast<size_t>(comm_.size()));
+  const std::span<double> message(message_.data(), gate_.message_size());
+  if (const Status s = gate_.write_report(report); !s.ok()) return failed(s, "writing the report");
+  const Deadline deadline = Deadline::after(options_.timeout_s);
+  if (const Status s = comm_.all_gather(report.data(), reports.data(), report.size(), DType::f64, {}, deadline); !s.ok())
+    return failed(s, "gathering the reports");
+  if (comm_.rank() == 0) {
+    if (const Status s = gate_.decide(reports, message); !s.ok()) return failed(s, "deciding");
+  }
+  if (const Status s = comm_.broadcast(message.data(), message.size(), DType::f64, 0, {}, deadline); !s.ok())
+    return failed(s, "sending the plan");
+  if (const Status s = gate_.apply(message); !s.ok()) return failed(s, "applying the plan");
+  stats_.gate_s += comm_.now() - start;
+  explain_changes();
+  return {};
+}
+
+void SessionImpl::explain_changes() noexcept {
+  if (comm_.rank() != 0 || options_.explain == nullptr) return;
+  bool changed = explained_phase_ != gate_.phase_name();
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    if (gate_.running(b) == explained_[b] && !(changed && gate_.settled())) continue;
+    explained_[b] = gate_.running(b);
+    say(gate_.explain(b));
+  }
+  if (!changed) return;
+  explained_phase_ = gate_.phase_name();  // short names: no allocation
+  say(gate_.explain_plan());
+}
+
+void SessionImpl::say(const Message& message) const noexcept {
+  if (comm_.rank() == 0 && options_.explain != nullptr && message.text[0] != '\0') options_.explain(options_.explain_context, message.text);
+}
+
+Status SessionImpl::flush() noexcept {
+  if (failed_) return refuse(StatusCode::bad_state, "this session failed before: %s", error_.text);
+  if (next_bucket_ != 0) return refuse(StatusCode::bad_state, "flush within a step (bucket %u is next); call it between steps", next_bucket_);
+  flush_ = true;
+  return {};
+}
+
+const float* SessionImpl::residual(uint32_t index) const noexcept {
+  if (index >= buckets_.size() || !buckets_[index].has_residual) return nullptr;
+  return residuals_.data() + buckets_[index].residual_offset;
+}
+
+SessionStats SessionImpl::stats() const noexcept {
+  SessionStats stats = stats_;
+  stats.saved_s = gate_.totals().saved_s;
+  return stats;
+}
+
+const char* SessionImpl::explain(uint32_t index) const noexcept {
+  if (index >= buckets_.size()) return "";
+  explanation_ = gate_.explain(index);
+  return explanation_.text;
+}
+
+Candidate SessionImpl::current(uint32_t index) const noexcept {
+  return index < buckets_.size() ? turn(buckets_[index], gate_.plan(index)).candidate : dense_candidate();
+}
+
+Status SessionImpl::fail(Status status, const Message& why) noexcept {
+  failed_ = true;
+  error_ = why;
+  return status;
+}
+
+Status SessionImpl::refuse(Status status, const char* format, ...) const noexcept {
+  if (failed_) return status;  // keep the text of the failure
+  va_list list;
+  va_start(list, format);
+  std::vsnprintf(error_.text, sizeof(error_.text), format, list);
+  va_end(list);
+  return status;
+}
+
+}  // namespace gradgate

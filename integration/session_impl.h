@@ -1,0 +1,104 @@
+// The session's private parts: what session.cc (steps), session_layout.cc (buckets and residuals), session_state.cc (checkpoints) and
+// session_agree.cc (comparison of ranks, link probe) share.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "gate/cost.h"
+#include "gate/gate.h"
+#include "gradgate/session.h"
+
+namespace gradgate {
+
+/// One line of what ranks must agree on; compared as text so that the message can show both values.
+struct AgreedField {
+  char name[16] = {};
+  char value[112] = {};
+};
+AgreedField agreed_field(const char* name, const char* format, ...) noexcept __attribute__((format(printf, 2, 3)));
+/// Collective. peer_mismatch on every rank when a value differs from rank 0's; `why` names the field, both values and the rank.
+Status agree_on(Communicator& comm, std::span<const AgreedField> fields, double timeout_s, Message* why) noexcept;
+
+/// Collective. Times small collectives and fits a model of the link (gate/fit.h); the same model on every rank. `usable()` is false when the
+/// samples did not lie near a line.
+Status probe_link(Communicator& comm, double timeout_s, gate::LinkModel* link, Message* why) noexcept;
+
+/// FNV-1a over bytes, 64 bits: layouts and state files.
+uint64_t fnv1a64(const void* data, size_t size, uint64_t hash = 0xcbf29ce484222325ull) noexcept;
+
+class SessionImpl final : public Session {
+ public:
+  SessionImpl(Communicator& comm, const SessionOptions& options);
+  Status start(Message* why);
+
+  Status set_layout(std::span<const BucketLayout> buckets) noexcept override;
+  Status all_reduce(uint32_t bucket, Vec gradient) noexcept override;
+  Status flush() noexcept override;
+  const float* residual(uint32_t bucket) const noexcept override;
+  SessionStats stats() const noexcept override;
+  const char* explain(uint32_t bucket) const noexcept override;
+  Candidate current(uint32_t bucket) const noexcept override;
+  const char* phase() const noexcept override { return gate_.phase_name(); }
+  size_t state_bytes() const noexcept override;
+  Status save_state(Bytes out, size_t* written) const noexcept override;
+  Status load_state(ConstBytes state) noexcept override;
+  const char* last_error() const noexcept override { return error_.text; }
+
+ private:
+  struct Bucket {
+    DType dtype = DType::f32;
+    size_t count = 0;
+    std::vector<ParamSlice> slices;
+    bool has_residual = false;   ///< some candidate of this bucket uses feedback
+    size_t residual_offset = 0;  ///< into residuals_
+    bool pending = false;        ///< the residual may hold unsent gradient
+  };
+  /// What one bucket does in one step, after the session's own reasons have been weighed against the gate's plan.
+  struct Turn {
+    Candidate candidate;
+    uint8_t index = 0;           ///< of the candidate for the gate; 0 = dense
+    Feedback feedback = Feedback::none;
+  };
+
+  static Status check_layout(std::span<const BucketLayout> buckets, Message* why);
+  Status build_layout(std::span<const BucketLayout> buckets);
+  Status make_gate();
+  void move_residuals(const std::vector<Bucket>& old_buckets, const std::vector<float>& old_residuals);
+  uint64_t layout_hash() const noexcept;
+
+  ExchangeShape shape_of(const Bucket& bucket, const Candidate& candidate) const noexcept;
+  float* residual_of(Bucket& bucket) noexcept { return bucket.has_residual ? residuals_.data() + bucket.residual_offset : nullptr; }
+  Turn turn(const Bucket& bucket, const gate::StepPlan& plan) const noexcept;
+  void measure_shadow(uint32_t bucket, const Vec& gradient, int candidate) noexcept;
+  Status end_step() noexcept;
+  Status agree() noexcept;
+  void explain_changes() noexcept;
+  void say(const Message& message) const noexcept;
+  Status fail(Status status, const Message& why) noexcept;
+  Status refuse(Status status, const char* format, ...) const noexcept __attribute__((format(printf, 3, 4)));
+
+  Communicator& comm_;
+  SessionOptions options_;
+  std::vector<CodecSpec> codecs_;
+  std::vector<Candidate> candidates_;  ///< [0] is dense; the gate numbers them the same way
+  gate::LinkModel link_;
+  gate::Gate gate_;
+
+  std::vector<Bucket> buckets_;
+  std::vector<float> residuals_;
+  std::vector<std::byte> workspace_, shadow_;
+  std::vector<double> report_, reports_, message_;
+  std::vector<int> explained_;        ///< per bucket: the candidate that was last explained
+  std::string explained_phase_;
+
+  uint64_t step_ = 0;
+  uint32_t next_bucket_ = 0;
+  bool has_layout_ = false, failed_ = false, flush_ = false, warned_dtype_ = false;
+  double last_end_s_ = 0;
+  bool timed_step_ = false;           ///< the step since last_end_s_ can be measured
+  SessionStats stats_;
+  mutable Message error_, explanation_;
+};
+
+}  // namespace gradgate

@@ -1,0 +1,214 @@
+// The session's buckets: checking a layout, giving every parameter its residual, and moving residuals when the trainer regroups its buckets.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "integration/session_impl.h"
+
+namespace gradgate {
+
+Status SessionImpl::check_layout(std::span<const BucketLayout> buckets, Message* why) {
+  std::unordered_set<uint64_t> seen;
+  for (size_t b = 0; b < buckets.size(); ++b) {
+    if (buckets[b].dtype == DType::u8 || dtype_bytes(buckets[b].dtype) == 0) {
+      why->format("bucket %zu has dtype %s, accepted: f32, bf16, f16, f64", b, dtype_name(buckets[b].dtype));
+      return StatusCode::invalid_argument;
+    }
+    size_t offset = 0;
+    for (const ParamSlice& slice : buckets[b].slices) {
+      if (slice.offset != offset) {
+        why->format("bucket %zu parameter %llu starts at %zu, accepted: %zu (slices are ascending, without gaps)", b,
+                    static_cast<unsigned long long>(slice.param_id), slice.offset, offset);
+        return StatusCode::invalid_argument;
+      }
+      if (!seen.insert(slice.param_id).second) {
+        why->format("parameter %llu occurs twice in the layout, accepted: once", static_cast<unsigned long long>(slice.param_id));
+        return StatusCode::invalid_argument;
+      }
+      offset += slice.count;
+      if (offset < slice.count || offset > SIZE_MAX / 64) {
+        why->format("bucket %zu has too many elements", b);
+        return StatusCode::invalid_argument;
+      }
+    }
+  }
+  return {};
+}
+
+Status SessionImpl::set_layout(std::span<const BucketLayout> buckets) noexcept {
+  if (failed_) return refuse(StatusCode::bad_state, "this session failed before: %s", error_.text);
+  if (next_bucket_ != 0) return refuse(StatusCode::bad_state, "set_layout within a step (bucket %u is next); call it between steps", next_bucket_);
+  try {
+    Message why;
+    if (const Status s = check_layout(buckets, &why); !s.ok()) return refuse(s, "set_layout: %s", why.text);
+    if (const Status s = build_layout(buckets); !s.ok()) return s;
+
+    size_t elements = 0;
+    for (const Bucket& bucket : buckets_) elements += bucket.count;
+    const AgreedField fields[] = {
+        agreed_field("layout", "%zu buckets, %zu elements, hash %016llx", buckets_.size(), elements, static_cast<unsigned long long>(layout_hash())),
+        agreed_field("step", "%llu", static_cast<unsigned long long>(step_)),
+    };
+    if (const Status s = agree_on(comm_, fields, options_.timeout_s, &why); !s.ok()) {
+      Message full;
+      full.format("set_layout at step %llu: %s", static_cast<unsigned long long>(step_), why.text);
+      return fail(s, full);
+    }
+    return {};
+  } catch (const std::bad_alloc&) {
+    Message full;
+    full.format("set_layout: out of memory");
+    return fail(StatusCode::out_of_memory, full);
+  }
+}
+
+ExchangeShape SessionImpl::shape_of(const Bucket& bucket, const Candidate& candidate) const noexcept {
+  return {candidate, bucket.count, bucket.dtype, comm_.rank(), comm_.size(), options_.executor.width};
+}
+
+Status SessionImpl::build_layout(std::span<const BucketLayout> layout) {
+  std::vector<Bucket> next;
+  size_t residual_count = 0, work = 0, shadow = 0;
+  const bool uses_codecs = options_.mode != Mode::off && comm_.size() > 1;
+  const bool measures = uses_codecs && options_.mode != Mode::on;
+  for (const BucketLayout& described : layout) {
+    Bucket bucket;
+    bucket.dtype = described.dtype;
+    bucket.slices.assign(described.slices.begin(), described.slices.end());
+    for (const ParamSlice& slice : bucket.slices) bucket.count += slice.count;
+    for (size_t c = 0; c < (uses_codecs ? candidates_.size() : 1); ++c) {
+      const Candidate& candidate = candidates_[c];
+      if (!codec_takes(candidate.codec, bucket.dtype)) continue;
+      // In mode observe nothing is ever sent with feedback, so nothing can be left to keep: only the scratch of the shadow call is needed.
+      bucket.has_residual = bucket.has_residual || (candidate.codec.feedback && options_.mode != Mode::observe);
+      work = std::max(work, exchange_workspace_bytes(shape_of(bucket, candidate)));
+      if (measures && c > 0) shadow = std::max(shadow, exchange_shadow_bytes(shape_of(bucket, candidate)));
+    }
+    if (bucket.has_residual) {
+      bucket.residual_offset = residual_count;
+      residual_count += bucket.count;
+    }
+    next.push_back(std::move(bucket));
+  }
+
+  std::vector<Bucket> old_buckets = std::move(buckets_);
+  std::vector<float> old_residuals = std::move(residuals_);
+  buckets_ = std::move(next);
+  residuals_.assign(residual_count, 0.0f);
+  workspace_.resize(std::max(work, workspace_.size()));
+  shadow_.resize(std::max(shadow, shadow_.size()));
+  if (has_layout_) move_residuals(old_buckets, old_residuals);
+
+  GRADGATE_TRY(make_gate());
+  timed_step_ = false;
+  has_layout_ = true;
+  return {};
+}
+
+void SessionImpl::move_residuals(const std::vector<Bucket>& old_buckets, const std::vector<float>& old_residuals) {
+  struct Source {
+    const float* data;
+    size_t count;
+    bool pending, taken;
+  };
+  std::unordered_map<uint64_t, Source> sources;
+  for (const Bucket& bucket : old_buckets) {
+    if (!bucket.has_residual) continue;
+    for (const ParamSlice& slice : bucket.slices)
+      sources[slice.param_id] = {old_residuals.data() + bucket.residual_offset + slice.offset, slice.count, bucket.pending, false};
+  }
+  bool any_pending = false;
+  for (Bucket& bucket : buckets_) {
+    if (!bucket.has_residual) continue;
+    for (const ParamSlice& slice : bucket.slices) {
+      const auto found = sources.find(slice.param_id);
+      if (found == sources.end() || found->second.count != slice.count) continue;
+      found->second.taken = true;
+      bucket.pending = bucket.pending || found->second.pending;
+      std::copy_n(found->second.data, slice.count, residuals_.data() + bucket.residual_offset + slice.offset);
+    }
+    any_pending = any_pending || bucket.pending;
+  }
+  uint64_t dropped = 0;
+  for (const auto& [id, source] : sources) {
+    if (source.taken) continue;
+    for (size_t i = 0; i < source.count; ++i) {
+      if (source.data[i] == 0.0f) continue;
+      ++dropped;
+      stats_.dropped_sum += static_cast<double>(source.data[i]);
+    }
+  }
+  if (dropped > 0) {
+    stats_.dropped_residuals += dropped;
+    Message text;
+    text.format("gradgate: step %llu layout changed: %llu residual elements dropped, their parameters vanished or changed size (stats: dropped_residuals, "
+                "dropped_sum)", static_cast<unsigned long long>(step_), static_cast<unsigned long long>(dropped));
+    say(text);
+  }
+  // The gate starts over with dense steps, so what is pending goes out with the first of them. In mode on the codec just carries on.
+  if (any_pending && options_.mode == Mode::automatic) flush_ = true;
+}
+
+Status SessionImpl::make_gate() {
+  gate::GateConfig config;
+  config.mode = static_cast<gate::Mode>(options_.mode);
+  config.ranks = static_cast<uint32_t>(comm_.size());
+
+  std::vector<gate::CandidateInfo> infos;
+  for (size_t c = 1; c < candidates_.size(); ++c) {
+    gate::CandidateInfo info;
+    std::snprintf(info.name, sizeof(info.name), "%s", format_codec(candidates_[c].codec).text);
+    info.exchange = candidates_[c].exchange;
+    info.fidelity = codec_info(candidates_[c].codec.id).fidelity;
+    infos.push_back(info);
+  }
+  std::vector<gate::BucketInfo> gate_buckets;
+  for (const Bucket& bucket : buckets_) {
+    gate::BucketInfo info;
+    info.dense_bytes = static_cast<double>(bucket.count * dtype_bytes(bucket.dtype));
+    bool offered = false;
+    for (size_t c = 1; c < candidates_.size(); ++c) {
+      info.payload_bytes[c - 1] = static_cast<double>(exchange_wire_bytes(shape_of(bucket, candidates_[c])));
+      offered = offered || info.payload_bytes[c - 1] > 0;
+    }
+    gate_buckets.push_back(info);
+    if (!offered && bucket.count > 0 && candidates_.size() > 1 && !warned_dtype_) {
+      warned_dtype_ = true;
+      Message text;
+      text.format("gradgate: no listed codec takes %s gradients; such buckets are reduced dense", dtype_name(bucket.dtype));
+      say(text);
+    }
+  }
+  Status s = gate::Gate::create(config, infos, gate_buckets, &gate_);
+  if (!s.ok()) return refuse(s, "set_layout: the gate refused the configuration (%s)", s.message());
+  gate_.set_link(link_);
+  gate_.set_log({options_.log_context, options_.log});
+
+  // All memory of an agreement, now: nothing is allocated within a step. Report and message sizes depend on the gate's phase, so the largest counts.
+  const size_t ranks = static_cast<size_t>(comm_.size());
+  const size_t report = gate_.max_report_size(), message = gate_.max_message_size();
+  report_.resize(report);
+  reports_.resize(report * ranks);
+  message_.resize(message);
+  explained_.assign(buckets_.size(), 0);
+  explained_phase_.reserve(32);
+  explained_phase_ = gate_.phase_name();
+  return {};
+}
+
+uint64_t SessionImpl::layout_hash() const noexcept {
+  uint64_t hash = fnv1a64("layout", 6);
+  for (const Bucket& bucket : buckets_) {
+    const uint64_t head[] = {static_cast<uint64_t>(bucket.dtype), bucket.count, bucket.slices.size()};
+    hash = fnv1a64(head, sizeof(head), hash);
+    for (const ParamSlice& slice : bucket.slices) {
+      const uint64_t words[] = {slice.param_id, slice.offset, slice.count};
+      hash = fnv1a64(words, sizeof(words), hash);
+    }
+  }
+  return hash;
+}
+
+}  // namespace gradgate
