@@ -65,29 +65,40 @@ GRADGATE_API size_t exchange_workspace_bytes(const ExchangeShape& shape) noexcep
 /// the vector for all_reduce; 0 when the codec does not take the dtype.
 GRADGATE_API size_t exchange_wire_bytes(const ExchangeShape& shape) noexcept;
 
-/// The state machine. No allocation, no I/O, no clock; about 400 bytes, movable between calls.
+/// The state machine. No allocation, no I/O, no clock; about 500 bytes, movable between calls.
 class GRADGATE_API ExchangeMachine {
  public:
-  /// Checks the arguments and encodes. After an encoding failure the machine still runs: it sends error payloads and next() fails on every rank.
+  /// Checks the arguments and encodes. An error (invalid_argument, unsupported, workspace_too_small) leaves everything untouched and the machine
+  /// idle. After a failure to encode begin() is ok and the machine runs on: it sends error payloads and the last next() fails on every rank.
   Status begin(const ExchangeArgs& args) noexcept;
   /// First call: the first collective. Later calls: consumes the collective just performed and gives the next one, or kind none when the
-  /// gradient holds the average. peer_failed / peer_mismatch / bad_payload are the same on every rank where the fault is visible to all.
+  /// gradient holds the average. Only the last call fails, and then on every rank: the rank that failed gets its own code, the others peer_failed;
+  /// peer_mismatch where steps or specs differ; bad_payload on a rank that received one. The gradient is then untouched, the residual is not.
   Status next(CollectiveCall* call) noexcept;
-  /// Fails this rank's part on purpose (a rank that ran out of memory, a test): the next payload it sends is an error payload.
+  /// Fails this rank's part on purpose (a rank that ran out of memory, a test): the next payload it sends is an error payload. An all_reduce
+  /// carries no payload: its first next() fails here, and the peers' wait for this rank ends at their deadline.
   void fail(StatusCode code) noexcept;
 
-  /// Elements of x that were not finite on this rank, both stages.
+  /// Elements of x that were not finite on this rank, both stages. all_reduce does not look.
   uint64_t non_finite() const noexcept { return non_finite_; }
   /// Text of the last error: stage, peer, both values.
   const char* last_error() const noexcept { return error_.text; }
 
  private:
-  struct TwoShotBuffers;
+  enum class Phase : uint8_t { idle, ready, stage1, stage2, done };
+  Status begin_all_reduce() noexcept;
   Status next_all_reduce(CollectiveCall* call) noexcept;
+  void begin_two_shot() noexcept;
   Status next_two_shot(CollectiveCall* call) noexcept;
+  void send_shards(CollectiveCall* call) noexcept;
+  void send_sum(CollectiveCall* call) noexcept;
+  Status receive_sums() noexcept;
+  bool inspect(int stage, int peer, size_t count, ConstBytes payload) noexcept;
+  void blame(Status status, const char* text) noexcept;
+
   ExchangeArgs args_;
-  uint32_t phase_ = 0;
-  StatusCode failed_ = StatusCode::ok;
+  Phase phase_ = Phase::idle;
+  Status failed_;            ///< first failure seen by this rank
   uint64_t non_finite_ = 0;
   Message error_;
 };
@@ -103,12 +114,16 @@ struct CodecRates {
   double encode_bytes_per_s = 0, decode_bytes_per_s = 0;
 };
 
-/// Drives a machine over a communicator: the C++ issuer. Any failure names the operation in `why`.
+/// Drives a machine over a communicator: the C++ issuer. Any failure names the operation in `why` (optional, as is `times`). Every
+/// collective may wait timeout_s for its peers. encode_s is begin() and, for two_shot, the owner's sum; decode_s is what follows the last collective. An
+/// all_reduce is transfer as a whole, its scaling included.
 GRADGATE_API Status run_exchange(Communicator& comm, const ExchangeArgs& args, double timeout_s, const CodecRates& rates, ExchangeTimes* times,
                                  Message* why) noexcept;
 
 /// Times the codec work of one exchange without any communication and without changing gradient or residual: this rank's payloads stand in for its
-/// peers'. `scratch` holds exchange_shadow_bytes(shape) bytes.
+/// peers'. `scratch` holds exchange_shadow_bytes(shape) bytes, any alignment. Both times are split as in run_exchange(); a virtual clock is
+/// charged by the same rates. all_reduce: nothing to time, both are 0. With Feedback::apply a null residual
+/// stands for zeros; args.workspace is not used.
 GRADGATE_API size_t exchange_shadow_bytes(const ExchangeShape& shape) noexcept;
 GRADGATE_API Status shadow_exchange(Communicator& clock, const ExchangeArgs& args, Bytes scratch, const CodecRates& rates,
                                     ExchangeTimes* times) noexcept;

@@ -1,0 +1,172 @@
+// What all exchanges share: sizes, checks of the arguments, and the all_reduce exchange, which is what a trainer does without gradgate.
+#include "gradgate/exchange.h"
+
+#include "integration/comm/dense_scale.h"
+#include "integration/comm/two_shot_layout.h"
+
+namespace gradgate {
+namespace {
+
+bool all_reduce_takes(DType dtype) noexcept {
+  return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16 || dtype == DType::f64;
+}
+
+// Empty `why` and ok, or what is wrong with a shape.
+Status check_shape(const ExchangeShape& shape, Message* why) noexcept {
+  const CodecSpec& codec = shape.candidate.codec;
+  if (shape.ranks < 1 || shape.rank < 0 || shape.rank >= shape.ranks) {
+    why->format("rank %d of %d ranks", shape.rank, shape.ranks);
+    return StatusCode::invalid_argument;
+  }
+  if (shape.candidate.exchange == Exchange::all_reduce) {
+    if (codec == CodecSpec{} && all_reduce_takes(shape.dtype)) return {};
+    why->format("%s does not travel by all_reduce with %s gradients", format_codec(codec).text, dtype_name(shape.dtype));
+    return StatusCode::unsupported;
+  }
+  if (shape.candidate.exchange != Exchange::two_shot) {
+    why->format("the exchange %s is not offered", exchange_name(shape.candidate.exchange));
+    return StatusCode::unsupported;
+  }
+  if (!codec_takes(codec, shape.dtype) || (shape.dtype != DType::f32 && shape.dtype != DType::bf16)) {
+    why->format("%s does not travel by two_shot with %s gradients", format_codec(codec).text, dtype_name(shape.dtype));
+    return StatusCode::unsupported;
+  }
+  if (comm::Shards(shape).slot_bytes == 0) {
+    why->format("%s cannot encode %zu elements", format_codec(codec).text, shape.count);
+    return StatusCode::invalid_argument;
+  }
+  return {};
+}
+
+Status check_feedback(const ExchangeArgs& args, Message* why) noexcept {
+  const ExchangeShape& shape = args.shape;
+  if (args.feedback == Feedback::none) return {};
+  const bool dense = shape.candidate.exchange == Exchange::all_reduce;
+  const bool allowed = args.feedback == Feedback::flush ? dense : !dense && shape.candidate.codec.id != CodecId::none;
+  if (!allowed && shape.ranks > 1) {  // one rank encodes nothing: both mean g + e
+    why->format("%s over %s takes no Feedback::%s", format_codec(shape.candidate.codec).text, exchange_name(shape.candidate.exchange),
+                args.feedback == Feedback::flush ? "flush" : "apply");
+    return StatusCode::invalid_argument;
+  }
+  if (shape.dtype != DType::f32 && shape.dtype != DType::bf16) {
+    why->format("%s gradients have no residual", dtype_name(shape.dtype));
+    return StatusCode::invalid_argument;
+  }
+  if (args.residual == nullptr && shape.count != 0) {
+    why->format("feedback without a residual");
+    return StatusCode::invalid_argument;
+  }
+  return {};
+}
+
+Status check_args(const ExchangeArgs& args, Message* why) noexcept {
+  GRADGATE_TRY(check_shape(args.shape, why));
+  if (args.gradient.count != args.shape.count || args.gradient.dtype != args.shape.dtype) {
+    why->format("the gradient has %zu x %s, the shape %zu x %s", args.gradient.count, dtype_name(args.gradient.dtype), args.shape.count,
+                dtype_name(args.shape.dtype));
+    return StatusCode::invalid_argument;
+  }
+  if (args.gradient.data == nullptr && args.shape.count != 0) {
+    why->format("null gradient with count %zu", args.shape.count);
+    return StatusCode::invalid_argument;
+  }
+  GRADGATE_TRY(check_feedback(args, why));
+  const size_t needed = exchange_workspace_bytes(args.shape);
+  if (args.workspace.size() < needed) {
+    why->format("workspace of %zu bytes, %zu are needed", args.workspace.size(), needed);
+    return {StatusCode::workspace_too_small, static_cast<int64_t>(needed)};
+  }
+  return {};
+}
+
+}  // namespace
+
+Candidate default_candidate(const CodecSpec& codec) noexcept {
+  return {codec, codec.id == CodecId::none ? Exchange::all_reduce : Exchange::two_shot};
+}
+
+size_t exchange_workspace_bytes(const ExchangeShape& shape) noexcept {
+  Message ignored;
+  if (!check_shape(shape, &ignored).ok() || shape.candidate.exchange == Exchange::all_reduce) return 0;
+  if (shape.ranks == 1 || shape.count == 0) return 0;
+  return comm::TwoShotBuffers(shape, comm::Shards(shape), nullptr).bytes;
+}
+
+size_t exchange_wire_bytes(const ExchangeShape& shape) noexcept {
+  Message ignored;
+  if (!check_shape(shape, &ignored).ok()) return 0;
+  if (shape.candidate.exchange == Exchange::all_reduce) {
+    size_t bytes = 0;
+    return __builtin_mul_overflow(shape.count, dtype_bytes(shape.dtype), &bytes) ? 0 : bytes;
+  }
+  return static_cast<size_t>(shape.ranks) * comm::Shards(shape).slot_bytes;
+}
+
+Status ExchangeMachine::begin(const ExchangeArgs& args) noexcept {
+  *this = {};
+  args_ = args;
+  GRADGATE_TRY(check_args(args, &error_));
+  const bool alone = args.shape.ranks == 1 || args.shape.count == 0;
+  if (alone || args.shape.candidate.exchange == Exchange::all_reduce) {
+    GRADGATE_TRY(begin_all_reduce());
+  } else {
+    begin_two_shot();
+  }
+  phase_ = Phase::ready;
+  return {};
+}
+
+Status ExchangeMachine::next(CollectiveCall* call) noexcept {
+  if (call == nullptr) return StatusCode::invalid_argument;
+  *call = {};
+  if (phase_ == Phase::idle) {
+    error_.format("next() without begin()");
+    return StatusCode::bad_state;
+  }
+  if (phase_ == Phase::done) return failed_;
+  const bool alone = args_.shape.ranks == 1 || args_.shape.count == 0;
+  if (alone || args_.shape.candidate.exchange == Exchange::all_reduce) return next_all_reduce(call);
+  return next_two_shot(call);
+}
+
+void ExchangeMachine::fail(StatusCode code) noexcept {
+  if (phase_ == Phase::idle || phase_ == Phase::done) return;
+  const Status status = code == StatusCode::ok ? StatusCode::internal : code;
+  Message text;
+  text.format("%s over %s: rank %d failed: %s", format_codec(args_.shape.candidate.codec).text, exchange_name(args_.shape.candidate.exchange),
+              args_.shape.rank, status.message());
+  blame(status, text.text);
+}
+
+void ExchangeMachine::blame(Status status, const char* text) noexcept {
+  if (!failed_.ok()) return;
+  failed_ = status;
+  error_.format("%s", text);
+}
+
+// Scale, then sum: what DDP does to a bucket when there is no hook. A flush adds the residual before. Also every exchange of one rank or
+// of no elements, which ends here.
+Status ExchangeMachine::begin_all_reduce() noexcept {
+  if (args_.feedback != Feedback::none && args_.shape.count != 0) {
+    const Status status = fold_residual(args_.gradient, args_.residual, args_.executor);
+    if (!status.ok()) {
+      error_.format("all_reduce: folding the residual: %s", status.message());
+      return status;
+    }
+  }
+  if (args_.shape.ranks > 1) comm::scale_dense(args_.gradient, args_.shape.ranks, args_.executor);
+  return {};
+}
+
+Status ExchangeMachine::next_all_reduce(CollectiveCall* call) noexcept {
+  const bool alone = args_.shape.ranks == 1 || args_.shape.count == 0;
+  if (phase_ == Phase::ready && failed_.ok() && !alone) {
+    phase_ = Phase::stage1;
+    *call = {Collective::all_reduce, args_.gradient.data, args_.gradient.data, args_.shape.count, args_.shape.dtype};
+    return {};
+  }
+  phase_ = Phase::done;
+  return failed_;
+}
+
+}  // namespace gradgate

@@ -1,0 +1,118 @@
+// The codec work of an exchange without the exchange: what the gate measures before it opens.
+#include <cstring>
+#include <new>
+
+#include "gradgate/exchange.h"
+#include "integration/comm/codec_time.h"
+#include "integration/comm/two_shot_layout.h"
+
+namespace gradgate {
+namespace {
+
+using comm::charge;
+using comm::Lap;
+using comm::Shard;
+using comm::Shards;
+
+/// Scratch of a shadow: a slot per rank (payloads of the foreign shards, the sum in the own slot), a slot for the payload that stands in where a
+/// foreign shard has another length than the own one, copies of what an exchange would change, and the codec's workspace.
+struct ShadowBuffers {
+  std::byte *slots, *stand_in, *views, *residual, *out;
+  Bytes codec;
+  size_t bytes;
+
+  ShadowBuffers(const ExchangeShape& shape, const Shards& shards, std::byte* base) noexcept {
+    const auto ranks = static_cast<size_t>(shape.ranks);
+    const size_t codec_bytes = workspace_bytes(shape.candidate.codec, shape.dtype, shards.elements, shape.width);
+    comm::WorkspaceCarver carver(base);
+    slots = carver.take(ranks, shards.slot_bytes);
+    stand_in = carver.take(1, shards.slot_bytes);
+    views = carver.take(ranks, sizeof(ConstBytes));
+    residual = carver.take(shape.count, sizeof(float));
+    out = carver.take(shape.count, dtype_bytes(shape.dtype));
+    codec = {carver.take(codec_bytes, 1), codec_bytes};
+    bytes = carver.bytes();
+  }
+};
+
+Status shadow_two_shot(Communicator& clock, const ExchangeArgs& args, const ShadowBuffers& buffers, const Shards& shards, const CodecRates& rates,
+                       ExchangeTimes* times) noexcept {
+  const ExchangeShape& shape = args.shape;
+  const CodecSpec& spec = shape.candidate.codec;
+  const size_t element = dtype_bytes(shape.dtype);
+  const bool feedback = args.feedback == Feedback::apply;
+  auto* residual = reinterpret_cast<float*>(buffers.residual);
+  auto* views = reinterpret_cast<ConstBytes*>(buffers.views);
+  const auto part = [&](Shard shard) {
+    return ConstVec(static_cast<const std::byte*>(args.gradient.data) + shard.first * element, shard.count, shape.dtype);
+  };
+  const auto payload = [&](std::byte* slot, Shard shard) { return Bytes{slot, payload_bytes(spec, shape.dtype, shard.count)}; };
+  const auto slot = [&](int rank) { return buffers.slots + static_cast<size_t>(rank) * shards.slot_bytes; };
+  Seed seed = args.seed;
+  seed.stream = static_cast<uint32_t>(shape.rank);
+
+  // Untimed: the copies, and the payload that stands in for peers whose shards have another length than the own one.
+  const Shard own = shards[shape.rank];
+  if (feedback && args.residual != nullptr) std::memcpy(residual, args.residual, shape.count * sizeof(float));
+  if (feedback && args.residual == nullptr) std::memset(residual, 0, shape.count * sizeof(float));
+  GRADGATE_TRY(encode(spec, {.gradient = part(own), .payload = payload(buffers.stand_in, own), .workspace = buffers.codec, .seed = seed, .executor = args.executor}));
+
+  Lap lap(clock);
+  for (int peer = 0; peer < shape.ranks; ++peer) {
+    const Shard shard = shards[peer];
+    const bool fits = shard.count == own.count && peer != shape.rank;
+    new (&views[peer]) ConstBytes(fits ? payload(slot(peer), shard) : payload(buffers.stand_in, own));
+    if (peer == shape.rank) continue;
+    GRADGATE_TRY(encode(spec, {.gradient = part(shard),
+                               .residual = feedback ? residual + shard.first : nullptr,
+                               .payload = payload(slot(peer), shard),
+                               .workspace = buffers.codec,
+                               .seed = seed,
+                               .executor = args.executor}));
+  }
+  seed.stream = static_cast<uint32_t>(shape.ranks + shape.rank);
+  GRADGATE_TRY(reduce_encode(spec, {.payloads = {views, static_cast<size_t>(shape.ranks)},
+                                    .self = static_cast<size_t>(shape.rank),
+                                    .gradient = part(own),
+                                    .residual = feedback ? residual + own.first : nullptr,
+                                    .payload = payload(slot(shape.rank), own),
+                                    .workspace = buffers.codec,
+                                    .seed = seed,
+                                    .executor = args.executor}));
+  charge(clock, shape, rates.encode_bytes_per_s);
+  lap.add_to(&times->encode_s);
+  for (int owner = 0; owner < shape.ranks; ++owner) {
+    const Shard shard = shards[owner];
+    GRADGATE_TRY(decode(spec, {.payload = payload(slot(owner), shard),
+                               .gradient = shape.dtype,
+                               .out = {buffers.out + shard.first * element, shard.count, shape.dtype},
+                               .scale = static_cast<float>(1.0 / shape.ranks),
+                               .executor = args.executor}));
+  }
+  charge(clock, shape, rates.decode_bytes_per_s);
+  lap.add_to(&times->decode_s);
+  return {};
+}
+
+}  // namespace
+
+size_t exchange_shadow_bytes(const ExchangeShape& shape) noexcept {
+  if (exchange_workspace_bytes(shape) == 0) return 0;  // nothing would be encoded, or the shape is not valid
+  return ShadowBuffers(shape, Shards(shape), nullptr).bytes;
+}
+
+Status shadow_exchange(Communicator& clock, const ExchangeArgs& args, Bytes scratch, const CodecRates& rates, ExchangeTimes* times) noexcept {
+  if (times == nullptr) return StatusCode::invalid_argument;
+  *times = {};
+  const ExchangeShape& shape = args.shape;
+  if (args.gradient.count != shape.count || args.gradient.dtype != shape.dtype) return StatusCode::invalid_argument;
+  if (args.gradient.data == nullptr && shape.count != 0) return StatusCode::invalid_argument;
+  if (exchange_wire_bytes(shape) == 0 && shape.count != 0) return StatusCode::unsupported;
+  if (!comm::has_codec_work(shape)) return {};
+  const size_t needed = exchange_shadow_bytes(shape);
+  if (scratch.size() < needed) return {StatusCode::workspace_too_small, static_cast<int64_t>(needed)};
+  const Shards shards(shape);
+  return shadow_two_shot(clock, args, ShadowBuffers(shape, shards, scratch.data()), shards, rates, times);
+}
+
+}  // namespace gradgate
