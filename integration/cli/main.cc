@@ -1,0 +1,90 @@
+// The gradgate program: parses the command line, finds the subcommand, and turns failures into one line on standard error and an exit code.
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <new>
+
+#include "integration/cli/context.h"
+#include "integration/cli/error.h"
+#include "integration/cli/report.h"
+
+namespace gradgate::cli {
+
+Command& Context::add(CLI::App& program, const std::string& name, const std::string& summary, const std::string& examples) {
+  Command& command = commands.emplace_back();
+  command.app = program.add_subcommand(name, summary);
+  command.app->footer("\n" + examples);
+  command.options = std::make_unique<OptionSet>(command.app);
+  return command;
+}
+
+namespace {
+
+constexpr const char* kFooter = R"(
+Quantities are a number and a unit: times 50us, 1.5ms; bandwidths 10gbit, 1.25GB/s; sizes 64K, 1MiB (powers of
+1024: K M G KiB MiB GiB), 1MB (powers of 1000: kB MB GB). Every option can also be set as GRADGATE_<OPTION> or in a
+JSON file (--config); a flag wins over the environment, that over the file.
+
+Examples:
+  gradgate bench int8                        how fast, how small, how wrong; on which links it pays here
+  gradgate allreduce -b 64K -e 16M -f 4 --ranks 4 --link 1gbit:50us
+  gradgate roundtrip gradients.npy --codec int8
+
+Exit codes: 0 fine, 1 a wrong value or a failed run, 2 bad usage.)";
+
+int run(Context& context) {
+  std::vector<const OptionSet*> known;
+  for (const Command& command : context.commands) known.push_back(command.options.get());
+  for (Command& command : context.commands) {
+    if (!command.app->parsed()) continue;
+    command.options->resolve(known);
+    if (!command.options->print_config()) return command.run();
+    std::fputs(command.options->config_text().c_str(), stdout);
+    return kExitOk;
+  }
+  return kExitUsage;  // not reached: CLI11 requires a subcommand
+}
+
+int fail(int code, const std::string& text) {
+  std::fprintf(stderr, "gradgate: %s\n", text.c_str());
+  return code;
+}
+
+int main(int argc, char** argv) {
+  CLI::App program{"gradgate: compress gradients only when it pays, and prove that it paid", "gradgate"};
+  Context context;
+  context.argv.assign(argv, argv + argc);
+  program.require_subcommand(1);
+  program.set_version_flag("--version", version_text(), "print the version and build options");
+  program.footer(kFooter);
+  program.get_formatter()->column_width(34);
+  add_bench(program, context);
+  add_allreduce(program, context);
+  add_roundtrip(program, context);
+
+  int code = kExitOk;
+  try {
+    program.parse(argc, argv);
+    code = run(context);
+  } catch (const CLI::Success& request) {  // --help, --version
+    program.exit(request);
+  } catch (const CLI::ParseError& error) {
+    return fail(kExitUsage, std::string(error.what()) + " (gradgate --help, gradgate <subcommand> --help)");
+  } catch (const UsageError& error) {
+    return fail(kExitUsage, error.what());
+  } catch (const RunError& error) {
+    return fail(kExitFailed, error.what());
+  } catch (const std::bad_alloc&) {
+    return fail(kExitFailed, "out of memory: try smaller sizes (-e) or fewer ranks");
+  } catch (const std::exception& error) {
+    return fail(kExitFailed, error.what());
+  }
+  if (std::fflush(stdout) != 0) return fail(kExitFailed, std::string("standard output cannot be written: ") + std::strerror(errno));
+  return code;
+}
+
+}  // namespace
+}  // namespace gradgate::cli
+
+int main(int argc, char** argv) { return gradgate::cli::main(argc, argv); }
