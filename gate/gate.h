@@ -21,6 +21,7 @@
 #include <span>
 
 #include "gate/cost.h"
+#include "gate/log.h"
 #include "gate/predict.h"
 #include "gradgate/status.h"
 #include "gradgate/types.h"
@@ -104,16 +105,11 @@ struct GateTotals {
   uint64_t steps = 0;            ///< steps seen
   uint64_t compressed_steps = 0; ///< local: steps with at least one compressed bucket
   double shadow_s = 0;           ///< local: seconds spent in shadow calls, start-up included
+  double startup_shadow_s = 0;   ///< of these, before the first hold; MAX over ranks
   uint64_t rejected_samples = 0; ///< local: failed, zero, negative or non-finite
   double saved_s = 0;            ///< cumulative saving against dense in holds and verifications
   double dense_step_s = kMissing, plan_step_s = kMissing;  ///< verified medians of the step
   double tokens_s = 0;           ///< measuring time left; may be negative by one overdrawn check
-};
-
-/// Receives one log line (no newline, valid only during the call).
-struct LogSink {
-  void* context = nullptr;
-  void (*write)(void* context, const char* line, size_t size) = nullptr;
 };
 
 class Gate {

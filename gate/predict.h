@@ -7,14 +7,18 @@
 #include <limits>
 #include <span>
 
+#include "gate/cost.h"
 #include "gradgate/types.h"
 
 namespace gradgate::gate {
 
 /// Candidates whose total time is within this share of the fastest count as equally fast; the most faithful one runs.
 inline constexpr double kFaithfulTolerance = 0.05;
-/// Hysteresis: an incumbent's side of a border is widened, the other side narrowed, by this share of T(M) − T(M/r).
+/// Hysteresis of the break-even border: dense opens when the codec costs less than (1 − kHysteresis) of T(M) − T(M/r), an open
+/// incumbent closes when it costs more than (1 + kHysteresis) of it.
 inline constexpr double kHysteresis = 0.05;
+/// Hysteresis between candidates: the tolerance above for an incumbent, and for a more faithful one that would replace it.
+inline constexpr double kIncumbentTolerance = 0.10, kReplacingTolerance = 0.025;
 /// Advantages smaller than this share of T(M) are rounding, not advantages; keeps `<` strict for numbers such as
 /// 0.002 + 0.001 against 0.010 − 0.007.
 inline constexpr double kRounding = 1e-12;
@@ -83,7 +87,7 @@ struct Decision {
 /// A candidate takes part when it is offered, not barred, all its inputs are finite and not negative, and its payload is
 /// smaller than dense_bytes; it passes when encode + decode < dense_s − transfer, strictly. Among those that pass, the most
 /// faithful one whose total is within kFaithfulTolerance of the fastest is chosen (ties: the bigger payload, then the lower
-/// index). `incumbent` (0: dense, c: candidate c) runs now: the borders are then shifted in its favour by kHysteresis.
+/// index). `incumbent` (0: dense, c: candidate c) runs now: the borders are then shifted in its favour (the hysteresis above).
 /// Never fails: bad input is a closed Decision with the reason.
 Decision decide(double dense_s, double dense_bytes, std::span<const CandidateCost> candidates,
                 int incumbent = kNoIncumbent) noexcept;

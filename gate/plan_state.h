@@ -1,0 +1,155 @@
+// What all ranks agree on: the replicated part of the gate. A message of rank 0 carries the whole next state, so after apply()
+// every rank holds the same one, whatever it measured. The planner (planner.cc) computes it from the old state and the reports.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "gate/gate.h"
+#include "gate/predict.h"
+#include "gate/verify.h"
+
+namespace gradgate::gate {
+
+enum class Phase : uint8_t {
+  startup = 0,  ///< dense, candidates in shadow
+  measure = 1,  ///< the plan runs, candidates in shadow again (after a hold or a drift)
+  verify = 2,   ///< ABBA windows of plan and base
+  hold = 3,     ///< the plan runs; step times only
+  observe = 4,  ///< dense; waits for the verdict, or has given it
+  fixed = 5,    ///< nothing to decide
+};
+const char* phase_text(Phase phase) noexcept;
+
+/// Things that an agreement decided, written to the log by every rank in this order.
+enum Event : uint32_t {
+  kEventStartup = 1u << 0,
+  kEventFailure = 1u << 1,
+  kEventVerify = 1u << 2,
+  kEventAccount = 1u << 3,
+  kEventDrift = 1u << 4,
+  kEventClose = 1u << 5,
+  kEventDefer = 1u << 6,
+  kEventPredict = 1u << 7,
+  kEventObserve = 1u << 8,
+  kEventHold = 1u << 9,
+};
+
+inline constexpr uint64_t kNever = 1ull << 52;  ///< a step that does not come; exact as a double
+
+struct BucketState {
+  uint8_t running = 0;      ///< settled candidate; 0: dense
+  uint8_t plan = 0;         ///< candidate of the plan under verification; else equal to running
+  bool flush = false;       ///< sends gradient + residual in the step at which the message applies
+  bool closed_now = false;  ///< closed by this agreement (for the log)
+  uint8_t closed_candidate = 0;
+  uint32_t barred = 0;      ///< bit c − 1: candidate c is closed for good
+  Why barred_why = Why::starting;
+  double running_transfer_s = kMissing;  ///< last agreed transfer time of `running`
+  Decision decision;
+};
+
+struct PlanState {
+  uint64_t epoch = 0;       ///< agreements so far
+  uint64_t applies_at = 0;  ///< step at which this state began
+  Phase phase = Phase::fixed;
+  uint64_t phase_start = 0, last_agreement = 0, next_agreement = kNever, phase_end = kNever;
+  uint32_t hold_steps = 0;  ///< length of the current or the next hold
+  uint32_t rounds = 0;      ///< ABBA rounds in this verification
+  bool challenge = false;   ///< verification of a new plan against `running`; else of `running` against dense
+  bool bring_up = true;     ///< before the first hold: its cost is start-up cost, not charged to the tokens
+  bool drift_deferred = false;
+  uint32_t losing = 0;      ///< agreement windows of negative saving in a row
+  double tokens_s = 0, saved_s = 0, startup_shadow_s = 0;
+  double dense_step_s = kMissing, plan_step_s = kMissing;  ///< verified medians
+  double reference_step_s = kMissing;                      ///< what a drift is measured against
+  double measure_cost_s = 0;                               ///< what a measuring phase would cost
+  // The agreement that produced this state, for the log.
+  uint32_t events = 0;
+  double step_s = kMissing, window_saved_s = 0, shadow_s = 0, check_cost_s = 0;
+  uint32_t window_steps = 0;
+  Verdict verdict = Verdict::undecided;
+  uint32_t pairs = 0, wins = 0, losses = 0;
+  double p = 1, median_gain_s = kMissing, test_plan_s = kMissing, test_base_s = kMissing;
+  double drift_from_s = kMissing;
+  bool test_challenge = false, deferred_drift_check = false;
+  uint32_t failed_calls = 0;
+  uint8_t shut_by = 0;  ///< Why of the closing in this agreement
+
+  std::vector<BucketState> buckets;
+};
+
+/// Everything fixed about one gate; the state is what changes.
+struct GateShape {
+  GateConfig config;
+  std::vector<CandidateInfo> candidates;  ///< index c − 1
+  std::vector<BucketInfo> buckets;
+  double hash = 0;  ///< of all the above; exact as a double
+  size_t message_size = 0;
+
+  size_t candidate_count() const noexcept { return candidates.size(); }
+  bool offered(size_t bucket, int candidate) const noexcept {
+    return buckets[bucket].payload_bytes[candidate - 1] > 0 && buckets[bucket].dense_bytes >= config.min_bytes;
+  }
+  /// Steps of a measuring phase, and shadow calls per candidate in it.
+  uint32_t measure_steps() const noexcept;
+  uint32_t shadow_calls() const noexcept;
+  /// Step times that a rank keeps.
+  size_t step_capacity() const noexcept;
+};
+double hash_shape(const GateShape& shape) noexcept;
+
+/// The state before the first step.
+PlanState initial_state(const GateShape& shape);
+
+/// The candidate that a bucket runs at `step`, and whether a bucket that then runs dense keeps a residual (probe).
+struct Assignment {
+  uint8_t candidate = 0;
+  bool probe = false;
+};
+Assignment assignment(const GateShape& shape, const PlanState& state, size_t bucket, uint64_t step) noexcept;
+/// The candidate to call in shadow at `step`; −1: none.
+int shadow_candidate(const GateShape& shape, const PlanState& state, size_t bucket, uint64_t step) noexcept;
+/// False for steps whose transfer times do not count: first steps of a phase or of a verification window.
+bool transfer_counts(const GateShape& shape, const PlanState& state, uint64_t step) noexcept;
+
+/// Layout of one report: header, step times, and in full reports per bucket the codec medians and transfer windows.
+struct ReportLayout {
+  enum Header : size_t { kStep = 0, kEpoch = 1, kHash = 2, kFailures = 3, kFailed = 4, kShadow = 5, kHeader = 6 };
+  /// kFailures counts failed exchanges since the last agreement; kFailed names one: 16 × bucket + candidate, or 0. kShadow:
+  /// seconds spent in shadow calls since the last agreement.
+  size_t steps = 0;  ///< step times
+  bool full = false;
+  size_t buckets = 0, candidates = 0, window = 0;
+
+  size_t per_bucket() const noexcept { return full ? 2 * candidates + 2 * window : 0; }
+  size_t size() const noexcept { return kHeader + steps + buckets * per_bucket(); }
+  size_t encode_at(size_t bucket, size_t candidate) const noexcept {
+    return kHeader + steps + bucket * per_bucket() + 2 * (candidate - 1);
+  }
+  size_t decode_at(size_t bucket, size_t candidate) const noexcept { return encode_at(bucket, candidate) + 1; }
+  size_t dense_at(size_t bucket) const noexcept { return kHeader + steps + bucket * per_bucket() + 2 * candidates; }
+  size_t plan_at(size_t bucket) const noexcept { return dense_at(bucket) + window; }
+};
+/// Layout of the report of the agreement that ends the window in `state`.
+ReportLayout report_layout(const GateShape& shape, const PlanState& state) noexcept;
+
+/// Doubles of a message, its writing, and its reading (bad_payload: not a message, or values out of range).
+size_t message_doubles(size_t buckets);
+void write_message(const GateShape& shape, const PlanState& state, std::span<double> out) noexcept;
+void write_error_message(const GateShape& shape, Status error, std::span<double> out) noexcept;
+/// `*error` receives the status that rank 0 put into the message; `*state` is written only when both are ok.
+Status read_message(const GateShape& shape, std::span<const double> in, PlanState* state, Status* error);
+
+/// Rank 0: the next state from all ranks' reports (ranks × layout.size()). peer_mismatch when they contradict each other.
+Status advance(const GateShape& shape, const PlanState& state, const LinkModel& link, uint64_t step,
+               std::span<const double> reports, PlanState* next);
+
+/// Writes the log lines of the agreement that produced `state`.
+void log_events(const GateShape& shape, const PlanState& state, const LogSink& sink) noexcept;
+/// Writes the "start" line.
+void log_start(const GateShape& shape, const PlanState& state, uint64_t step, const LogSink& sink) noexcept;
+
+}  // namespace gradgate::gate

@@ -1,0 +1,466 @@
+// Rank 0's part of an agreement: from the old state and all ranks' reports to the next state.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "gate/plan_state.h"
+
+namespace gradgate::gate {
+namespace {
+
+constexpr double kNan = kMissing;
+/// The model is scaled by measured over modelled dense time, within this factor either way: a probe on an idle link and a
+/// collective in a busy step differ, and both sides of the inequality should be priced under the same load.
+constexpr double kMaxLoadFactor = 2;
+
+// All reports as one set of numbers.
+struct Agreed {
+  std::vector<double> steps;                           // MAX over ranks per step
+  std::vector<double> encode, decode;                  // MAX over ranks of the medians; bucket-major
+  std::vector<double> dense_transfer, plan_transfer;   // MIN over ranks per step, then the median
+  double failures = 0, failed = 0, shadow_s = 0;
+};
+
+// Column-wise over ranks; NaN as soon as one rank has no usable number, because then the ranks cannot be compared.
+template <class Pick>
+double over_ranks(std::span<const double> reports, size_t stride, size_t at, Pick pick) noexcept {
+  double result = kNan;
+  for (size_t r = at; r < reports.size(); r += stride) {
+    if (!usable_seconds(reports[r])) return kNan;
+    result = std::isnan(result) ? reports[r] : pick(result, reports[r]);
+  }
+  return result;
+}
+double larger(double a, double b) noexcept { return a > b ? a : b; }
+double smaller(double a, double b) noexcept { return a < b ? a : b; }
+
+Agreed agree(const ReportLayout& layout, std::span<const double> reports) {
+  Agreed a;
+  const size_t stride = layout.size();
+  for (size_t r = 0; r < reports.size(); r += stride) {
+    a.failures += reports[r + ReportLayout::kFailures];
+    a.failed = larger(a.failed, reports[r + ReportLayout::kFailed]);
+    a.shadow_s = larger(a.shadow_s, reports[r + ReportLayout::kShadow]);
+  }
+  for (size_t i = 0; i < layout.steps; ++i) {
+    a.steps.push_back(over_ranks(reports, stride, ReportLayout::kHeader + i, larger));
+  }
+  if (!layout.full) return a;
+  std::vector<double> window(layout.window);
+  const auto transfer = [&](size_t at) {
+    for (size_t i = 0; i < layout.window; ++i) window[i] = over_ranks(reports, stride, at + i, smaller);
+    return median_in_place(window);
+  };
+  for (size_t b = 0; b < layout.buckets; ++b) {
+    for (size_t c = 1; c <= layout.candidates; ++c) {
+      a.encode.push_back(over_ranks(reports, stride, layout.encode_at(b, c), larger));
+      a.decode.push_back(over_ranks(reports, stride, layout.decode_at(b, c), larger));
+    }
+    a.dense_transfer.push_back(transfer(layout.dense_at(b)));
+    a.plan_transfer.push_back(transfer(layout.plan_at(b)));
+  }
+  return a;
+}
+
+class Planner {
+ public:
+  Planner(const GateShape& shape, const PlanState& state, const LinkModel& link, uint64_t step, Agreed agreed, PlanState* next)
+      : shape_(shape), config_(shape.config), state_(state), link_(link), step_(step), agreed_(std::move(agreed)), next_(*next) {}
+
+  void run() {
+    begin();
+    if (agreed_.failed > 0) {
+      on_failure();
+    } else {
+      switch (state_.phase) {
+        case Phase::startup:
+        case Phase::measure: on_measured(); break;
+        case Phase::verify: on_verified(); break;
+        case Phase::hold: on_hold(); break;
+        case Phase::observe: on_observe(); break;
+        case Phase::fixed: break;
+      }
+    }
+    finish();
+  }
+
+ private:
+  void begin() {
+    next_ = state_;
+    ++next_.epoch;
+    next_.applies_at = next_.last_agreement = step_;
+    next_.events = 0;
+    next_.window_saved_s = next_.check_cost_s = 0;
+    next_.window_steps = static_cast<uint32_t>(step_ - state_.last_agreement);
+    next_.verdict = Verdict::undecided;
+    next_.pairs = next_.wins = next_.losses = 0;
+    next_.p = 1;
+    next_.median_gain_s = next_.test_plan_s = next_.test_base_s = next_.drift_from_s = kNan;
+    next_.deferred_drift_check = false;
+    next_.failed_calls = static_cast<uint32_t>(agreed_.failures);
+    next_.shut_by = 0;
+    for (BucketState& b : next_.buckets) b.flush = b.closed_now = false, b.closed_candidate = 0;
+
+    std::vector<double> steps = agreed_.steps;
+    next_.step_s = median_in_place(steps);
+    next_.shadow_s = agreed_.shadow_s;
+    if (state_.bring_up) {
+      next_.startup_shadow_s += agreed_.shadow_s;
+    } else {
+      const double step_s = std::isnan(next_.step_s) ? 0 : next_.step_s;
+      next_.tokens_s += config_.token_fraction * step_s * next_.window_steps - agreed_.shadow_s;
+      next_.tokens_s = smaller(next_.tokens_s, config_.token_fraction * step_s * config_.hold_max);
+    }
+    if (!agreed_.dense_transfer.empty()) next_.measure_cost_s = measure_cost();
+  }
+
+  // Sets which buckets flush: those that leave compression for good, or until the next plan.
+  void finish() {
+    const bool goes_on = next_.phase == Phase::verify && next_.rounds > 1;
+    for (size_t i = 0; i < next_.buckets.size(); ++i) {
+      const BucketState& old = state_.buckets[i];
+      BucketState& b = next_.buckets[i];
+      const bool residual = old.running != 0 || (state_.phase == Phase::verify && old.plan != 0);
+      b.flush = residual && b.running == 0 && !goes_on;
+      if (next_.phase != Phase::verify) {
+        b.plan = b.running;
+        if (next_.phase != Phase::observe && b.decision.chosen != b.running) {
+          b.decision.chosen = b.running;
+          if (b.decision.why <= Why::most_faithful) b.decision.why = Why::undecided;
+        }
+      }
+    }
+  }
+
+  void on_failure() {
+    const auto code = static_cast<uint64_t>(agreed_.failed);
+    const size_t bucket = code / 16;
+    const auto candidate = static_cast<uint8_t>(code % 16);
+    next_.events |= kEventFailure;
+    for (BucketState& b : next_.buckets) b.plan = b.running;
+    if (bucket < next_.buckets.size() && candidate >= 1 && candidate <= shape_.candidate_count()) {
+      close(bucket, candidate, Why::codec_failed);
+    }
+    next_.hold_steps = config_.hold_first;
+    enter_hold();
+  }
+
+  void on_measured() {
+    if (state_.phase == Phase::startup) next_.events |= kEventStartup;
+    predict_then_verify_or_hold(next_.hold_steps);
+  }
+
+  void on_verified() {
+    const uint32_t window = config_.verify_window;
+    const PairedTest test = paired_test(agreed_.steps, window, state_.rounds, config_.discard, config_.significance,
+                                        config_.min_gain);
+    if (test.verdict == Verdict::undecided && state_.rounds < config_.verify_rounds) {
+      ++next_.rounds;
+      next_.phase_end = next_.next_agreement = step_ + 4 * window;
+      return;
+    }
+    next_.events |= kEventVerify;
+    next_.verdict = test.verdict;
+    next_.pairs = test.pairs, next_.wins = test.wins, next_.losses = test.losses;
+    next_.p = test.p, next_.median_gain_s = test.median_gain_s;
+    next_.test_plan_s = test.plan_s, next_.test_base_s = test.base_s;
+    next_.test_challenge = state_.challenge;
+    const bool base_dense = !state_.challenge || !open(state_);
+    const double half = 2.0 * window * state_.rounds, gain = test.pairs > 0 ? test.base_s - test.plan_s : 0;
+    if (base_dense) next_.saved_s += half * gain;
+    // What the comparison cost against simply running what ran before.
+    const double cost = half * larger(state_.challenge ? -gain : gain, 0);
+    if (!state_.bring_up) next_.tokens_s -= next_.check_cost_s = cost;
+    if (base_dense && test.pairs > 0) next_.dense_step_s = test.base_s;
+    if (state_.challenge) {
+      after_challenge(test);
+    } else {
+      after_recheck(test);
+    }
+  }
+
+  void after_challenge(const PairedTest& test) {
+    next_.hold_steps = config_.hold_first;
+    if (test.verdict == Verdict::win) {
+      for (size_t i = 0; i < next_.buckets.size(); ++i) {
+        BucketState& b = next_.buckets[i];
+        if (b.plan != b.running) b.running_transfer_s = agreed_.plan_transfer[i];
+        b.running = b.plan;
+      }
+      next_.losing = 0;
+      next_.plan_step_s = test.plan_s;
+      if (!open(next_)) next_.dense_step_s = test.plan_s;
+      return enter_hold();
+    }
+    if (test.verdict == Verdict::undecided) {
+      for (BucketState& b : next_.buckets) {
+        if (b.plan != b.running) b.decision.why = Why::undecided;
+      }
+      return enter_hold();
+    }
+    for (size_t i = 0; i < next_.buckets.size(); ++i) {
+      BucketState& b = next_.buckets[i];
+      if (b.plan != b.running && b.plan != 0) close(i, b.plan, Why::lost_verification);
+      b.plan = b.running;
+    }
+    predict_then_verify_or_hold(config_.hold_first);
+  }
+
+  void after_recheck(const PairedTest& test) {
+    if (test.pairs > 0) next_.plan_step_s = test.plan_s;
+    if (test.verdict == Verdict::lose) {
+      for (size_t i = 0; i < next_.buckets.size(); ++i) {
+        if (next_.buckets[i].running != 0) close(i, next_.buckets[i].running, Why::lost_verification);
+      }
+      return predict_then_verify_or_hold(config_.hold_first);
+    }
+    if (test.verdict == Verdict::undecided) {
+      for (BucketState& b : next_.buckets) {
+        if (b.running != 0) b.decision.why = Why::undecided;
+      }
+      return enter_hold();
+    }
+    next_.losing = 0;
+    for (size_t i = 0; i < next_.buckets.size(); ++i) {
+      if (next_.buckets[i].running != 0) next_.buckets[i].running_transfer_s = agreed_.plan_transfer[i];
+    }
+    if (alternatives() && next_.tokens_s >= next_.measure_cost_s) return enter_measure();
+    enter_hold();
+  }
+
+  void on_hold() {
+    const double step_s = next_.step_s;
+    const bool is_open = open(next_), known = !std::isnan(step_s);
+    if (is_open && known && !std::isnan(next_.dense_step_s)) {
+      next_.window_saved_s = next_.window_steps * (next_.dense_step_s - step_s);
+      next_.saved_s += next_.window_saved_s;
+      next_.losing = next_.window_saved_s < 0 ? next_.losing + 1 : 0;
+    }
+    if (next_.losing >= config_.losing_windows) {
+      next_.events |= kEventAccount;
+      for (size_t i = 0; i < next_.buckets.size(); ++i) {
+        if (next_.buckets[i].running != 0) close(i, next_.buckets[i].running, Why::lost_account);
+      }
+      next_.losing = 0;
+      next_.hold_steps = config_.hold_first;
+      return enter_hold();
+    }
+    if (std::isnan(next_.reference_step_s)) next_.reference_step_s = step_s;
+    const bool drifted = known && std::fabs(step_s / next_.reference_step_s - 1) > config_.drift;
+    if (drifted || next_.losing > 0) {
+      if (on_drift(drifted, is_open)) return;
+    } else {
+      next_.drift_deferred = false;
+    }
+    if (step_ >= state_.phase_end) return on_hold_end(is_open);
+    next_.next_agreement = std::min(step_ + config_.agree_every, next_.phase_end);
+  }
+
+  // A moved step time, or a window that lost time, asks for a check at once; it may overdraw the tokens by one check.
+  bool on_drift(bool drifted, bool is_open) {
+    const bool can_check = is_open || alternatives();
+    next_.drift_from_s = next_.reference_step_s;
+    if (can_check && next_.tokens_s < 0) {
+      if (!next_.drift_deferred) {
+        next_.events |= drifted ? kEventDrift : kEventAccount;
+        next_.drift_deferred = next_.deferred_drift_check = true;
+      }
+      return false;
+    }
+    if (drifted) next_.events |= kEventDrift;
+    if (next_.losing > 0) next_.events |= kEventAccount;
+    next_.drift_deferred = false;
+    next_.hold_steps = config_.hold_first;
+    if (is_open) {
+      enter_verify(false);
+    } else if (can_check) {
+      enter_measure();
+    } else {
+      next_.reference_step_s = next_.step_s;
+      return false;
+    }
+    return true;
+  }
+
+  void on_hold_end(bool is_open) {
+    next_.hold_steps = std::min(2 * state_.hold_steps, config_.hold_max);
+    if (is_open) {
+      const double gain = next_.dense_step_s - next_.plan_step_s;
+      const double cost = 2.0 * config_.verify_window * (gain > 0 ? gain : 0);
+      if (next_.tokens_s >= cost) return enter_verify(false);
+      next_.check_cost_s = cost;
+      next_.events |= kEventDefer;
+    } else if (alternatives()) {
+      if (next_.tokens_s >= next_.measure_cost_s) return enter_measure();
+      next_.check_cost_s = next_.measure_cost_s;
+      next_.events |= kEventDefer;
+    }
+    enter_hold();
+  }
+
+  void on_observe() {
+    double saved = 0;
+    for (size_t i = 0; i < next_.buckets.size(); ++i) {
+      Decision& d = next_.buckets[i].decision = predict(i, kNoIncumbent);
+      if (d.chosen != 0) saved += d.dense_s - d.total_s();
+    }
+    next_.dense_step_s = next_.step_s;
+    next_.plan_step_s = next_.step_s - saved;
+    next_.events |= kEventPredict | kEventObserve;
+    next_.next_agreement = next_.phase_end = kNever;
+  }
+
+  // --- transitions ---
+
+  void predict_then_verify_or_hold(uint32_t hold_steps) {
+    bool changed = false;
+    for (size_t i = 0; i < next_.buckets.size(); ++i) {
+      BucketState& b = next_.buckets[i];
+      b.decision = predict(i, next_.bring_up ? kNoIncumbent : b.running);
+      b.plan = static_cast<uint8_t>(b.decision.chosen);
+      changed = changed || b.plan != b.running;
+    }
+    next_.events |= kEventPredict;
+    next_.hold_steps = hold_steps;
+    if (changed) {
+      enter_verify(true);
+    } else {
+      enter_hold();
+    }
+  }
+
+  void enter_hold() {
+    next_.phase = Phase::hold;
+    next_.phase_start = step_;
+    next_.phase_end = step_ + next_.hold_steps;
+    next_.rounds = 0;
+    next_.bring_up = false;
+    next_.reference_step_s = kNan;
+    // Where nothing is left to decide, the ranks need not talk before the hold ends.
+    const bool watch = open(next_) || alternatives();
+    next_.next_agreement = watch ? std::min(step_ + config_.agree_every, next_.phase_end) : next_.phase_end;
+    next_.events |= kEventHold;
+  }
+  void enter_measure() {
+    next_.phase = Phase::measure;
+    next_.phase_start = step_;
+    next_.phase_end = next_.next_agreement = step_ + shape_.measure_steps();
+  }
+  void enter_verify(bool challenge) {
+    next_.phase = Phase::verify;
+    next_.challenge = challenge;
+    next_.rounds = 1;
+    next_.phase_start = step_;
+    next_.phase_end = next_.next_agreement = step_ + 4 * config_.verify_window;
+  }
+
+  void close(size_t bucket, uint8_t candidate, Why why) {
+    BucketState& b = next_.buckets[bucket];
+    b.barred |= 1u << (candidate - 1);
+    b.barred_why = why;
+    b.closed_now = true;
+    b.closed_candidate = candidate;
+    b.decision.why = why;
+    if (b.running == candidate) b.running = 0, b.running_transfer_s = kNan;
+    next_.events |= kEventClose;
+    next_.shut_by = static_cast<uint8_t>(why);
+  }
+
+  // --- numbers ---
+
+  static bool open(const PlanState& state) noexcept {
+    return std::any_of(state.buckets.begin(), state.buckets.end(), [](const BucketState& b) { return b.running != 0; });
+  }
+  bool selectable(size_t bucket, int c) const noexcept {
+    return shape_.offered(bucket, c) && (next_.buckets[bucket].barred >> (c - 1) & 1) == 0;
+  }
+  bool alternatives() const noexcept {
+    for (size_t b = 0; b < next_.buckets.size(); ++b) {
+      for (size_t c = 1; c <= shape_.candidate_count(); ++c) {
+        if (selectable(b, static_cast<int>(c)) && c != next_.buckets[b].running) return true;
+      }
+    }
+    return false;
+  }
+  double measure_cost() const noexcept {
+    double cost = 0;
+    const size_t n = shape_.candidate_count();
+    for (size_t b = 0; b < next_.buckets.size(); ++b) {
+      for (size_t c = 1; c <= n; ++c) {
+        if (!selectable(b, static_cast<int>(c)) || c == next_.buckets[b].running) continue;
+        const double once = agreed_.encode[b * n + c - 1] + agreed_.decode[b * n + c - 1];
+        if (!std::isnan(once)) cost += once * shape_.shadow_calls();
+      }
+    }
+    return cost;
+  }
+
+  Decision predict(size_t bucket, int incumbent) const {
+    const BucketInfo& info = shape_.buckets[bucket];
+    const BucketState& old = state_.buckets[bucket];
+    const BucketState& b = next_.buckets[bucket];
+    const size_t n = shape_.candidate_count();
+    const double modelled = exchange_cost(Exchange::all_reduce, link_, info.dense_bytes);
+    const double measured = agreed_.dense_transfer[bucket];
+    const double dense = std::isnan(measured) ? modelled : measured;
+    double load = measured / modelled;
+    load = load >= 1 / kMaxLoadFactor && load <= kMaxLoadFactor ? load : load > 1 ? kMaxLoadFactor : load < 1 ? 1 / kMaxLoadFactor : 1;
+    CandidateCost costs[kMaxCandidates];
+    bool any_offered = false, any_left = false;
+    for (size_t i = 0; i < n; ++i) {
+      const int c = static_cast<int>(i) + 1;
+      CandidateCost& cost = costs[i];
+      cost.payload_bytes = shape_.offered(bucket, c) ? info.payload_bytes[i] : 0;
+      cost.fidelity = shape_.candidates[i].fidelity;
+      cost.barred = !selectable(bucket, c);
+      any_offered = any_offered || shape_.offered(bucket, c);
+      any_left = any_left || selectable(bucket, c);
+      cost.encode_s = agreed_.encode[bucket * n + i];
+      cost.decode_s = agreed_.decode[bucket * n + i];
+      // What was seen on the wire beats the model.
+      if (c == old.plan && !std::isnan(agreed_.plan_transfer[bucket])) {
+        cost.transfer_s = agreed_.plan_transfer[bucket];
+      } else if (c == b.running && !std::isnan(b.running_transfer_s)) {
+        cost.transfer_s = b.running_transfer_s;
+      } else {
+        cost.transfer_s = load * exchange_cost(shape_.candidates[i].exchange, link_, info.payload_bytes[i]);
+      }
+    }
+    Decision d = decide(dense, info.dense_bytes, {costs, n}, incumbent);
+    if (d.chosen != 0) return d;
+    if (info.dense_bytes > 0 && info.dense_bytes < config_.min_bytes) {
+      d.why = Why::below_min_bytes;
+    } else if (any_offered && !any_left) {
+      d.why = b.barred_why;
+    } else if (any_left && !link_.usable() && d.considered == 0 && info.dense_bytes > 0) {
+      d.why = Why::no_link_model;
+    }
+    return d;
+  }
+
+  const GateShape& shape_;
+  const GateConfig& config_;
+  const PlanState& state_;
+  const LinkModel& link_;
+  const uint64_t step_;
+  const Agreed agreed_;
+  PlanState& next_;
+};
+
+}  // namespace
+
+Status advance(const GateShape& shape, const PlanState& state, const LinkModel& link, uint64_t step,
+               std::span<const double> reports, PlanState* next) {
+  const ReportLayout layout = report_layout(shape, state);
+  if (reports.size() != shape.config.ranks * layout.size()) return StatusCode::invalid_argument;
+  for (size_t r = 0; r < reports.size(); r += layout.size()) {
+    if (reports[r + ReportLayout::kStep] != static_cast<double>(step) || reports[r + ReportLayout::kHash] != shape.hash ||
+        reports[r + ReportLayout::kEpoch] != static_cast<double>(state.epoch)) {
+      return StatusCode::peer_mismatch;
+    }
+  }
+  Planner(shape, state, link, step, agree(layout, reports), next).run();
+  return {};
+}
+
+}  // namespace gradgate::gate
