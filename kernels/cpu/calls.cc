@@ -1,0 +1,264 @@
+#include "kernels/cpu/calls.h"
+
+#include <atomic>
+#include <cstring>
+
+#include "codecs/codecs.h"
+#include "codecs/header.h"
+#include "kernels/cpu/float_env.h"
+
+namespace gradgate::kernels::cpu {
+namespace {
+
+using codecs::kGroup;
+
+constexpr size_t kTaskElements = size_t{64} << 10;  // fewer are not worth a thread
+constexpr size_t kSumElements = 4096;               // a tile of reduce_encode: 16 KiB of f32 stay in L1
+constexpr size_t kStreamBytes = size_t{4} << 20;    // larger outputs would only push everything else out of the caches
+constexpr size_t kWorkAlign = 64;
+
+size_t round_up(size_t n, size_t to) noexcept { return (n + to - 1) / to * to; }
+
+// How a vector is cut into tasks: by count and width alone, on multiples of the codec's unit.
+struct Split {
+  size_t tasks, elements;
+
+  Split(size_t count, size_t unit, unsigned width) noexcept {
+    const size_t most = count / kTaskElements, threads = width == 0 ? 1 : width;
+    tasks = most < 1 ? 1 : most < threads ? most : threads;
+    elements = round_up(count / tasks + (count % tasks != 0), unit);
+    if (elements > 0) tasks = count / elements + (count % elements != 0);
+  }
+};
+
+size_t tile_elements(const CodecSpec& spec) noexcept {
+  const size_t unit = shard_alignment(spec);
+  return unit > kSumElements ? unit : kSumElements;
+}
+size_t task_bytes(const CodecSpec& spec) noexcept { return round_up(tile_elements(spec) * sizeof(float) + scratch_bytes(spec), kWorkAlign); }
+
+// Calls f(begin, end, index) for each task, in the environment of the format.
+template <class F>
+void for_each_task(const Executor& executor, const Split& split, size_t count, const F& f) noexcept {
+  struct Context {
+    const F* f;
+    size_t elements, count;
+  } context{&f, split.elements, count};
+  if (count == 0) return;
+  executor(
+      split.tasks,
+      [](void* argument, size_t index) {
+        const Context& c = *static_cast<const Context*>(argument);
+        const size_t begin = index * c.elements;
+        const IeeeScope ieee;
+        (*c.f)(begin, c.count - begin < c.elements ? c.count : begin + c.elements, index);
+      },
+      &context);
+}
+
+bool aligned(const void* p, size_t to) noexcept { return reinterpret_cast<uintptr_t>(p) % to == 0; }
+
+bool overlap(const void* a, size_t a_bytes, const void* b, size_t b_bytes) noexcept {
+  const uintptr_t x = reinterpret_cast<uintptr_t>(a), y = reinterpret_cast<uintptr_t>(b);
+  return a_bytes > 0 && b_bytes > 0 && x < y + b_bytes && y < x + a_bytes;
+}
+
+bool readable(const void* data, size_t count, DType dtype) noexcept {
+  return (data != nullptr || count == 0) && aligned(data, dtype_bytes(dtype));
+}
+
+std::byte* aligned_workspace(Bytes workspace) noexcept {
+  return reinterpret_cast<std::byte*>(round_up(reinterpret_cast<uintptr_t>(workspace.data()), kWorkAlign));
+}
+
+// What encode and reduce_encode ask of their buffers alike; on success the sections of the payload are bound.
+Status check_encode(const CodecSpec& spec, ConstVec gradient, const float* residual, Bytes payload, Bytes workspace, unsigned width,
+                    codecs::Sections<std::byte>* sections) noexcept {
+  if (!codecs::valid_spec(spec)) return StatusCode::invalid_argument;
+  if (!codec_takes(spec, gradient.dtype)) return StatusCode::unsupported;
+  if (!readable(gradient.data, gradient.count, gradient.dtype) || !aligned(residual, sizeof(float))) return StatusCode::invalid_argument;
+  if (spec.id == CodecId::none && residual != nullptr) return StatusCode::invalid_argument;
+  const size_t bytes = payload_bytes(spec, gradient.dtype, gradient.count);
+  if (bytes == 0) return StatusCode::invalid_argument;
+  if (payload.size() < bytes) return {StatusCode::payload_too_small, static_cast<int64_t>(bytes)};
+  if (payload.data() == nullptr || !aligned(payload.data(), codecs::kSectionAlign)) return StatusCode::invalid_argument;
+  const size_t scratch = workspace_bytes(spec, gradient.dtype, gradient.count, width);
+  if (workspace.size() < scratch) return {StatusCode::workspace_too_small, static_cast<int64_t>(scratch)};
+  if (scratch > 0 && workspace.data() == nullptr) return StatusCode::invalid_argument;
+  const size_t gradient_bytes = gradient.count * dtype_bytes(gradient.dtype);
+  const size_t residual_bytes = residual == nullptr ? 0 : gradient.count * sizeof(float);
+  if (overlap(payload.data(), bytes, gradient.data, gradient_bytes) || overlap(payload.data(), bytes, residual, residual_bytes) ||
+      overlap(payload.data(), bytes, workspace.data(), scratch) || overlap(residual, residual_bytes, gradient.data, gradient_bytes) ||
+      overlap(workspace.data(), scratch, gradient.data, gradient_bytes) || overlap(workspace.data(), scratch, residual, residual_bytes)) {
+    return StatusCode::invalid_argument;
+  }
+  codecs::bind_payload(spec, gradient.dtype, gradient.count, payload.data(), sections);
+  return {};
+}
+
+// Zeros from the end of a section to the next multiple of 16.
+void clear_padding(std::byte* section, size_t bytes) noexcept {
+  if (section != nullptr) std::memset(section + bytes, 0, round_up(bytes, codecs::kSectionAlign) - bytes);
+}
+
+void finish_payload(const CodecSpec& spec, ConstVec gradient, Seed seed, uint64_t non_finite, const codecs::Sections<std::byte>& sections,
+                    EncodeStats* stats) noexcept {
+  codecs::WireHeader header = codecs::make_header(spec, gradient.dtype, gradient.count, seed.step);
+  if (non_finite != 0) header.flags |= codecs::kFlagNonFinite;
+  std::memcpy(sections.header, &header, sizeof header);
+  clear_padding(sections.first, sections.first_bytes);
+  clear_padding(sections.second, sections.second_bytes);
+  if (stats != nullptr) stats->non_finite = non_finite;
+}
+
+EncodeJob encode_job(const CodecSpec& spec, ConstVec source, float* residual, size_t payload_size, const codecs::Sections<std::byte>& sections) noexcept {
+  EncodeJob job;
+  job.spec = spec;
+  job.source = source.data;
+  job.residual = residual;
+  job.dtype = source.dtype;
+  job.stored = source.dtype;
+  job.stream = payload_size >= kStreamBytes;
+  job.first = sections.first;
+  job.second = sections.second;
+  return job;
+}
+
+}  // namespace
+
+Status encode(const Loops& loops, const CodecSpec& spec, const EncodeArgs& args, EncodeStats* stats) noexcept {
+  codecs::Sections<std::byte> sections;
+  GRADGATE_TRY(check_encode(spec, args.gradient, args.residual, args.payload, args.workspace, args.executor.width, &sections));
+  const size_t count = args.gradient.count;
+  EncodeJob job = encode_job(spec, args.gradient, args.residual, payload_bytes(spec, args.gradient.dtype, count), sections);
+  job.flush = args.flush;
+  std::byte* const workspace = aligned_workspace(args.workspace);
+  const size_t stride = task_bytes(spec);
+  std::atomic<uint64_t> non_finite{0};
+  for_each_task(args.executor, Split(count, shard_alignment(spec), args.executor.width), count, [&](size_t begin, size_t end, size_t index) {
+    non_finite.fetch_add(loops.encode(job, begin, end, workspace + index * stride), std::memory_order_relaxed);
+  });
+  finish_payload(spec, args.gradient, args.seed, non_finite.load(), sections, stats);
+  return {};
+}
+
+Status decode(const Loops& loops, const CodecSpec& spec, const DecodeArgs& args) noexcept {
+  if (!codecs::valid_spec(spec)) return StatusCode::invalid_argument;
+  if (!codec_takes(spec, args.gradient)) return StatusCode::unsupported;
+  const Vec out = args.out;
+  if (spec.id == CodecId::none) {
+    if (out.dtype != args.gradient) return StatusCode::invalid_argument;
+    const bool copies = args.scale == 1.0f && args.into == Into::store;
+    if (!copies && out.dtype != DType::f32 && out.dtype != DType::bf16) return StatusCode::unsupported;
+  } else if (out.dtype != DType::f32 && out.dtype != DType::bf16) {
+    return StatusCode::unsupported;
+  }
+  if (!readable(out.data, out.count, out.dtype)) return StatusCode::invalid_argument;
+  GRADGATE_TRY(check_payload(spec, args.gradient, out.count, args.payload));
+  const size_t out_bytes = out.count * dtype_bytes(out.dtype);
+  if (overlap(args.payload.data(), args.payload.size(), out.data, out_bytes)) return StatusCode::invalid_argument;
+  codecs::Sections<const std::byte> sections;
+  codecs::bind_payload(spec, args.gradient, out.count, args.payload.data(), &sections);
+  DecodeJob job;
+  job.spec = spec;
+  job.gradient = args.gradient;
+  job.first = sections.first;
+  job.second = sections.second;
+  job.count = out.count;
+  job.out = out.data;
+  job.dtype = out.dtype;
+  job.scale = args.scale;
+  job.add = args.into == Into::add;
+  job.stream = !job.add && out_bytes >= kStreamBytes && aligned(out.data, 16);
+  for_each_task(args.executor, Split(out.count, shard_alignment(spec), args.executor.width), out.count,
+                [&](size_t begin, size_t end, size_t) { loops.decode(job, begin, end); });
+  return {};
+}
+
+Status reduce_encode(const Loops& loops, const CodecSpec& spec, const ReduceArgs& args, EncodeStats* stats) noexcept {
+  codecs::Sections<std::byte> sections;
+  GRADGATE_TRY(check_encode(spec, args.gradient, args.residual, args.payload, args.workspace, args.executor.width, &sections));
+  const DType dtype = args.gradient.dtype;
+  const size_t count = args.gradient.count, bytes = payload_bytes(spec, dtype, count);
+  if (dtype != DType::f32 && dtype != DType::bf16) return StatusCode::unsupported;  // sums are formed in f32
+  if (args.self >= args.payloads.size()) return StatusCode::invalid_argument;
+  for (size_t rank = 0; rank < args.payloads.size(); ++rank) {
+    if (rank == args.self) continue;
+    GRADGATE_TRY(check_payload(spec, dtype, count, args.payloads[rank]));
+    if (overlap(args.payload.data(), bytes, args.payloads[rank].data(), args.payloads[rank].size())) return StatusCode::invalid_argument;
+  }
+  EncodeJob job = encode_job(spec, {nullptr, count, DType::f32}, nullptr, bytes, sections);
+  job.stored = dtype;
+  job.sum = true;
+  job.stream = false;  // tiles are shorter than what a sink collects
+  std::byte* const workspace = aligned_workspace(args.workspace);
+  const size_t stride = task_bytes(spec), tile = tile_elements(spec);
+  std::atomic<uint64_t> non_finite{0};
+  for_each_task(args.executor, Split(count, shard_alignment(spec), args.executor.width), count, [&](size_t begin, size_t end, size_t index) {
+    float* const sum = reinterpret_cast<float*>(workspace + index * stride);
+    std::byte* const scratch = workspace + index * stride + tile * sizeof(float);
+    uint64_t seen = 0;
+    for (size_t at = begin; at < end; at += tile) {
+      const size_t to = end - at < tile ? end : at + tile;
+      for (size_t rank = 0; rank < args.payloads.size(); ++rank) {
+        DecodeJob term;
+        term.gradient = dtype;
+        term.count = count;
+        term.out = sum;
+        term.origin = at;
+        term.add = rank > 0;
+        if (rank == args.self) {
+          term.first = static_cast<const std::byte*>(args.gradient.data);
+        } else {
+          codecs::Sections<const std::byte> parts;
+          codecs::bind_payload(spec, dtype, count, args.payloads[rank].data(), &parts);
+          term.spec = spec;
+          term.first = parts.first;
+          term.second = parts.second;
+        }
+        loops.decode(term, at, to);
+      }
+      EncodeJob part = job;
+      part.source = sum;
+      part.origin = at;
+      part.residual = args.residual == nullptr ? nullptr : args.residual + at;
+      seen += loops.encode(part, at, to, scratch);
+    }
+    non_finite.fetch_add(seen, std::memory_order_relaxed);
+  });
+  finish_payload(spec, args.gradient, args.seed, non_finite.load(), sections, stats);
+  return {};
+}
+
+Status fold_residual(const Loops& loops, Vec gradient, float* residual, Executor executor) noexcept {
+  if (gradient.dtype != DType::f32 && gradient.dtype != DType::bf16) return StatusCode::unsupported;
+  if (!readable(gradient.data, gradient.count, gradient.dtype) || !readable(residual, gradient.count, DType::f32)) return StatusCode::invalid_argument;
+  if (overlap(gradient.data, gradient.count * dtype_bytes(gradient.dtype), residual, gradient.count * sizeof(float))) return StatusCode::invalid_argument;
+  const FoldJob job{gradient.data, residual, gradient.dtype};
+  for_each_task(executor, Split(gradient.count, kGroup, executor.width), gradient.count,
+                [&](size_t begin, size_t end, size_t) { loops.fold(job, begin, end); });
+  return {};
+}
+
+}  // namespace gradgate::kernels::cpu
+
+namespace gradgate {
+
+using kernels::cpu::best_loops;
+
+size_t workspace_bytes(const CodecSpec& spec, DType gradient, size_t count, unsigned width) noexcept {
+  if (count == 0 || !codec_takes(spec, gradient)) return 0;
+  using namespace kernels::cpu;
+  return Split(count, shard_alignment(spec), width).tasks * task_bytes(spec) + kWorkAlign - 1;
+}
+
+Status encode(const CodecSpec& spec, const EncodeArgs& args, EncodeStats* stats) noexcept { return kernels::cpu::encode(best_loops(), spec, args, stats); }
+Status decode(const CodecSpec& spec, const DecodeArgs& args) noexcept { return kernels::cpu::decode(best_loops(), spec, args); }
+Status reduce_encode(const CodecSpec& spec, const ReduceArgs& args, EncodeStats* stats) noexcept {
+  return kernels::cpu::reduce_encode(best_loops(), spec, args, stats);
+}
+Status fold_residual(Vec gradient, float* residual, Executor executor) noexcept {
+  return kernels::cpu::fold_residual(best_loops(), gradient, residual, executor);
+}
+
+}  // namespace gradgate

@@ -1,0 +1,152 @@
+// One group of 256 elements at a time: widening, x = g + e (docs/format.md §2, rules 1-3), and what becomes of decoded values.
+#pragma once
+
+#include "kernels/cpu/loops/lanes.h"
+
+namespace gradgate::kernels::cpu {
+namespace {
+
+GRADGATE_INLINE float widen(float v) { return v; }
+GRADGATE_INLINE float widen(uint16_t v) { return codecs::widen_bf16(v); }
+GRADGATE_INLINE void narrow(float v, float* out) { *out = exact::canonical(v); }
+GRADGATE_INLINE void narrow(float v, uint16_t* out) { *out = codecs::round_bf16(v); }
+
+GRADGATE_INLINE int32_t magnitude(float v) { return static_cast<int32_t>(exact::mag(v)); }  // signed: SSE2 and AVX2 compare nothing else
+GRADGATE_INLINE int32_t greater(int32_t a, int32_t b) { return a > b ? a : b; }
+inline constexpr int32_t kInf = static_cast<int32_t>(exact::kInfBits);
+
+// A group on its way into a payload.
+struct Group {
+  const float* x;   // 256 values; beyond the end of the vector +0
+  int32_t max = 0;  // greatest magnitude of x
+  bool kept = false;  // a zero group: its residual stays
+};
+
+template <class G>
+GRADGATE_INLINE int32_t max_magnitude(const G* v) {
+  int32_t max = 0;
+  for (size_t i = 0; i < kGroupElements; ++i) max = greater(max, magnitude(widen(v[i])));
+  return max;
+}
+
+// Rule 3 for a group in which some g is not finite.
+template <class G>
+__attribute__((noinline)) int32_t add_around_non_finite(const G* g, const float* e, float* x) {
+  int32_t max = 0;
+  for (size_t i = 0; i < kGroupElements; ++i) {
+    const float v = widen(g[i]);
+    x[i] = exact::is_finite(v) ? exact::add(v, e[i]) : v;
+    max = greater(max, magnitude(x[i]));
+  }
+  return max;
+}
+
+// Forms x of a full group into `room` (or finds it in place). e null: no feedback.
+template <class G, bool kFeedback>
+GRADGATE_INLINE Group form_group(const G* g, const float* e, bool flush, float* room) {
+  Group group;
+  if constexpr (!kFeedback) {
+    if constexpr (sizeof(G) == sizeof(float)) {
+      group.x = g;
+      group.max = max_magnitude(g);
+    } else {
+      int32_t max = 0;
+      for (size_t i = 0; i < kGroupElements; ++i) {
+        room[i] = widen(g[i]);
+        max = greater(max, magnitude(room[i]));
+      }
+      group.x = room;
+      group.max = max;
+    }
+  } else {
+    int32_t g_max = 0, x_max = 0;
+    for (size_t i = 0; i < kGroupElements; ++i) {
+      const float v = widen(g[i]);
+      g_max = greater(g_max, magnitude(v));
+      room[i] = exact::add(v, e[i]);
+      x_max = greater(x_max, magnitude(room[i]));
+    }
+    if (g_max >= kInf) x_max = add_around_non_finite(g, e, room);
+    if (g_max == 0 && !flush) {
+      for (size_t i = 0; i < kGroupElements; ++i) room[i] = 0.0f;
+      x_max = 0;
+      group.kept = true;
+    }
+    group.x = room;
+    group.max = x_max;
+  }
+  return group;
+}
+
+// Rare enough to be counted apart: only groups whose maximum says so are looked at again.
+__attribute__((noinline)) uint64_t count_non_finite(const float* x) {
+  uint64_t count = 0;
+  for (size_t i = 0; i < kGroupElements; ++i) count += static_cast<uint64_t>(!exact::is_finite(x[i]));
+  return count;
+}
+
+// The last group of a vector, padded with zeros, so that no loop has to know about ends.
+template <class G>
+struct PaddedGroup {
+  alignas(64) G g[kGroupElements] = {};
+  alignas(64) float e[kGroupElements] = {};
+
+  PaddedGroup(const G* gradient, const float* residual, size_t n) {
+    __builtin_memcpy(g, gradient, n * sizeof(G));
+    if (residual != nullptr) __builtin_memcpy(e, residual, n * sizeof(float));
+  }
+};
+
+// out[i] becomes value(i), or is added to; each rounded to the dtype of out.
+template <bool kAdd, class O, class Value>
+GRADGATE_INLINE void emit_n(O* out, size_t n, Value value) {
+  for (size_t i = 0; i < n; ++i) {
+    float v = value(i);
+    if constexpr (kAdd) v = exact::add(widen(out[i]), v);
+    narrow(v, out + i);
+  }
+}
+template <bool kAdd, class O, class Value>
+GRADGATE_INLINE void emit(O* out, size_t n, Value value) {
+  if (n == kGroupElements) {
+    emit_n<kAdd>(out, kGroupElements, value);
+  } else {
+    emit_n<kAdd>(out, n, value);
+  }
+}
+
+// Collects the output of consecutive groups in L1 and writes it around the caches, eight groups at a time; or writes straight to its place.
+template <class T>
+class Sink {
+ public:
+  Sink(T* dst, bool stream) : dst_(dst), stream_(stream) {}
+  // Where the next n (<= 256) values go.
+  GRADGATE_INLINE T* place() { return stream_ ? room_ + filled_ : dst_; }
+  GRADGATE_INLINE void advance(size_t n) {
+    if (!stream_) {
+      dst_ += n;
+      return;
+    }
+    filled_ += n;
+    if (filled_ == kRoom) {
+      stream_copy(dst_, room_, kRoom * sizeof(T));
+      dst_ += kRoom;
+      filled_ = 0;
+    }
+  }
+  void finish() {
+    if (!stream_) return;
+    __builtin_memcpy(dst_, room_, filled_ * sizeof(T));
+    stream_end();
+  }
+
+ private:
+  static constexpr size_t kRoom = 8 * kGroupElements;
+  T* dst_;
+  size_t filled_ = 0;
+  bool stream_;
+  alignas(64) T room_[kRoom];
+};
+
+}  // namespace
+}  // namespace gradgate::kernels::cpu

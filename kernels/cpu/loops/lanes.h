@@ -1,0 +1,118 @@
+// What the loops need beyond plain C++: prefetch, stores that go around the caches, and masks of comparisons. Everything here and in the other
+// files of this folder has internal linkage: each instruction set has its own copy.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "codecs/bf16.h"
+#include "codecs/exact_math.h"
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+namespace gradgate::kernels::cpu {
+namespace {
+
+#define GRADGATE_INLINE inline __attribute__((always_inline))
+
+inline constexpr size_t kGroupElements = 256;
+
+GRADGATE_INLINE size_t least(size_t a, size_t b) { return a < b ? a : b; }
+
+// The hardware's streams stop at page ends; asking one page ahead keeps them going. Addresses past the end are harmless.
+inline constexpr size_t kAhead = 4096;
+GRADGATE_INLINE void prefetch_ahead(const void* from, size_t bytes) {
+  const char* p = static_cast<const char*>(from) + kAhead;
+  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 3);
+}
+
+// dst is a multiple of 16, bytes too.
+GRADGATE_INLINE void stream_copy(void* dst, const void* src, size_t bytes) {
+#if defined(__AVX512F__)
+  if (reinterpret_cast<uintptr_t>(dst) % 64 == 0) {
+    const size_t whole = bytes & ~size_t{63};
+    for (size_t i = 0; i < whole; i += 64) {
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(static_cast<char*>(dst) + i), _mm512_loadu_si512(static_cast<const char*>(src) + i));
+    }
+    dst = static_cast<char*>(dst) + whole;
+    src = static_cast<const char*>(src) + whole;
+    bytes -= whole;
+  }
+#elif defined(__AVX__)
+  if (reinterpret_cast<uintptr_t>(dst) % 32 == 0) {
+    const size_t whole = bytes & ~size_t{31};
+    for (size_t i = 0; i < whole; i += 32) {
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(static_cast<char*>(dst) + i),
+                          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(static_cast<const char*>(src) + i)));
+    }
+    dst = static_cast<char*>(dst) + whole;
+    src = static_cast<const char*>(src) + whole;
+    bytes -= whole;
+  }
+#endif
+#if defined(__SSE2__)
+  for (size_t i = 0; i < bytes; i += 16) {
+    _mm_stream_si128(reinterpret_cast<__m128i*>(static_cast<char*>(dst) + i),
+                     _mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const char*>(src) + i)));
+  }
+#else
+  __builtin_memcpy(dst, src, bytes);
+#endif
+}
+
+// Stores around the caches become visible to other threads only after this.
+GRADGATE_INLINE void stream_end() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
+// Bit j: v[j] & mask >= t, of 64 signed integers. With mask = 0x7fffffff over the bits of floats it compares magnitudes.
+GRADGATE_INLINE uint64_t at_least_64(const int32_t* v, int32_t mask, int32_t t) {
+  uint64_t found = 0;
+#if defined(__AVX512F__)
+  const __m512i m = _mm512_set1_epi32(mask), threshold = _mm512_set1_epi32(t);
+  for (int i = 0; i < 4; ++i) {
+    const __m512i a = _mm512_and_si512(_mm512_loadu_si512(v + 16 * i), m);
+    found |= static_cast<uint64_t>(_mm512_cmpge_epi32_mask(a, threshold)) << (16 * i);
+  }
+#elif defined(__AVX2__)
+  const __m256i m = _mm256_set1_epi32(mask), below = _mm256_set1_epi32(t - 1);
+  for (int i = 0; i < 8; ++i) {
+    const __m256i a = _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(v + 8 * i)), m);
+    const int bits = _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(a, below)));
+    found |= static_cast<uint64_t>(static_cast<uint32_t>(bits)) << (8 * i);
+  }
+#elif defined(__SSE2__)
+  const __m128i m = _mm_set1_epi32(mask), below = _mm_set1_epi32(t - 1);
+  for (int i = 0; i < 16; ++i) {
+    const __m128i a = _mm_and_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(v + 4 * i)), m);
+    const int bits = _mm_movemask_ps(_mm_castsi128_ps(_mm_cmpgt_epi32(a, below)));
+    found |= static_cast<uint64_t>(static_cast<uint32_t>(bits)) << (4 * i);
+  }
+#else
+  uint32_t any = 0;
+  for (int i = 0; i < 64; ++i) any |= static_cast<uint32_t>((v[i] & mask) >= t);
+  if (any == 0) return 0;
+  for (int i = 0; i < 64; ++i) found |= static_cast<uint64_t>((v[i] & mask) >= t) << i;
+#endif
+  return found;
+}
+
+// How many of the n (a multiple of 64) integers are >= t.
+GRADGATE_INLINE size_t count_at_least(const int32_t* v, size_t n, int32_t t) {
+#if defined(__POPCNT__)
+  size_t count = 0;
+  for (size_t i = 0; i < n; i += 64) count += static_cast<size_t>(__builtin_popcountll(at_least_64(v + i, -1, t)));
+  return count;
+#else
+  uint32_t count = 0;
+  for (size_t i = 0; i < n; ++i) count += static_cast<uint32_t>(v[i] >= t);
+  return count;
+#endif
+}
+
+}  // namespace
+}  // namespace gradgate::kernels::cpu
