@@ -224,9 +224,15 @@ Status SessionImpl::agree() noexcept {
                 comm_.last_error()[0] ? comm_.last_error() : s.message());
     return fail(s, full);
   };
-  const std::span<double> report(report_.data(), gate_.report_size());
-  const std::span<double> reports(reports_.data(), gate_.report_size() * static_cast<size_t>(comm_.size()));
-  const std::span<double> message(message_.data(), gate_.message_size());
+  // Reports differ in size from phase to phase. An agreement may allocate, a step without one never does.
+  try {
+    report_.resize(gate_.report_size());
+    reports_.resize(report_.size() * static_cast<size_t>(comm_.size()));
+    message_.resize(gate_.message_size());
+  } catch (const std::bad_alloc&) {
+    return failed(StatusCode::out_of_memory, "memory for the reports");
+  }
+  const std::span<double> report(report_), reports(reports_), message(message_);
   if (const Status s = gate_.write_report(report); !s.ok()) return failed(s, "writing the report");
   const Deadline deadline = Deadline::after(options_.timeout_s);
   if (const Status s = comm_.all_gather(report.data(), reports.data(), report.size(), DType::f64, {}, deadline); !s.ok())

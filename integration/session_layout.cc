@@ -186,12 +186,6 @@ Status SessionImpl::make_gate() {
   gate_.set_link(link_);
   gate_.set_log({options_.log_context, options_.log});
 
-  // All memory of an agreement, now: nothing is allocated within a step. Report and message sizes depend on the gate's phase, so the largest counts.
-  const size_t ranks = static_cast<size_t>(comm_.size());
-  const size_t report = gate_.max_report_size(), message = gate_.max_message_size();
-  report_.resize(report);
-  reports_.resize(report * ranks);
-  message_.resize(message);
   explained_.assign(buckets_.size(), 0);
   explained_phase_.reserve(32);
   explained_phase_ = gate_.phase_name();
