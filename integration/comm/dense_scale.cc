@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "integration/comm/half.h"
+#include "kernels/cpu/float_env.h"
 
 namespace gradgate::comm {
 namespace {
@@ -16,6 +17,7 @@ struct Job {
 };
 
 void scale_piece(void* argument, size_t piece) noexcept {
+  const kernels::cpu::IeeeScope ieee;
   const Job& job = *static_cast<const Job*>(argument);
   const size_t first = piece * kPiece, last = std::min(job.gradient.count, first + kPiece);
   const double inverse = 1.0 / job.ranks;

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "integration/comm/rank_sum.h"
+#include "kernels/cpu/float_env.h"
 
 namespace gradgate::comm {
 namespace {
@@ -209,6 +210,7 @@ void ThreadHub::move(int rank) noexcept {
   const size_t bytes = call.count * dtype_bytes(call.dtype);
   const auto block = [&](size_t r) { return static_cast<std::byte*>(call.recv) + r * bytes; };
   if (bytes == 0) return;
+  const kernels::cpu::IeeeScope ieee;  // sums must not depend on which rank's thread flushes subnormals
   switch (call.op) {
     case Collective::all_reduce: {
       const size_t per_rank = ((call.count + ranks - 1) / ranks + kSliceUnit - 1) / kSliceUnit * kSliceUnit;
