@@ -5,7 +5,7 @@ find_package(Threads REQUIRED)
 # One interface target carries the rules of the arithmetic: C++20, no contraction of a*b+c into one rounding, no fast-math. They
 # are part of the payload format (docs/determinism.md), so they hold for every object of this project.
 add_library(gradgate_options INTERFACE)
-target_compile_features(gradgate_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:cxx_std_20>)
+target_compile_features(gradgate_options INTERFACE cxx_std_20)
 target_compile_options(gradgate_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX,C>:-Wall -Wextra -Wshadow -ffp-contract=off -fno-fast-math>
   $<$<AND:$<COMPILE_LANGUAGE:CXX,C>,$<BOOL:${GRADGATE_WERROR}>>:-Werror>)
