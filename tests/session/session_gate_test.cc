@@ -105,7 +105,7 @@ TEST(SessionGate, OffMeasuresNothingAndOnAlwaysCompresses) {
     EXPECT_TRUE(r.dense_exact);
     EXPECT_EQ(r.stats.gate_s, 0);
     EXPECT_EQ(r.stats.compressed_buckets, 0u);
-    EXPECT_TRUE(r.log.lines.empty());
+    EXPECT_LE(r.log.lines.size(), 1u);  // that the session started
   }
   for (const RunResult& r : run(kNvlink, Mode::on, {codec("int8")}, 30, 1 << 16)) {
     EXPECT_EQ(r.stats.compressed_buckets, 30u);
