@@ -1,0 +1,183 @@
+#include "integration/cli/allreduce_check.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "codecs/reference.h"
+#include "gradgate/exchange.h"
+#include "integration/cli/test_data.h"
+
+namespace gradgate::cli {
+namespace {
+
+constexpr size_t kWindow = 65536;                // elements looked at together; a multiple of every shard alignment
+constexpr size_t kReferenceElements = 1 << 20;   // the scalar reference is slow: at most about so many elements of a vector
+
+std::vector<float> widen(const void* data, size_t count, DType dtype) { return reference::widen(ConstVec(data, count, dtype)); }
+
+// What a rank put in, in its dtype.
+std::vector<std::byte> input(int rank, int ranks, DType dtype, size_t first, size_t count) {
+  std::vector<std::byte> values(count * dtype_bytes(dtype));
+  fill_exact(rank, ranks, first, {values.data(), count, dtype});
+  return values;
+}
+
+float round_to(DType dtype, float x) {
+  if (dtype != DType::bf16) return x;
+  const uint16_t rounded = reference::bf16_of(x);
+  return widen(&rounded, 1, DType::bf16)[0];
+}
+
+// The dense exchange: scale by 1/ranks in the gradient's dtype, sum in f32 in rank order, round once.
+std::vector<float> dense_result(const std::vector<std::vector<float>>& inputs, DType dtype) {
+  const float scale = static_cast<float>(1.0 / static_cast<double>(inputs.size()));
+  std::vector<float> sum(inputs[0].size());
+  for (size_t i = 0; i < sum.size(); ++i) {
+    sum[i] = round_to(dtype, inputs[0][i] * scale);
+    for (size_t r = 1; r < inputs.size(); ++r) sum[i] += round_to(dtype, inputs[r][i] * scale);
+    sum[i] = round_to(dtype, sum[i]);
+  }
+  return sum;
+}
+
+// Greatest possible |result − exact average| of a two_shot exchange, element by element. S is the sum of |g| over ranks, A that of the block maxima; each
+// value passes the codec twice: as part of a rank's payload and as part of the sum.
+std::vector<double> two_shot_bounds(const CodecSpec& spec, const std::vector<std::vector<float>>& inputs, DType dtype) {
+  const size_t count = inputs[0].size();
+  const double ranks = static_cast<double>(inputs.size());
+  std::vector<double> magnitude(count), bounds(count);
+  for (const std::vector<float>& input : inputs) {
+    for (size_t i = 0; i < count; ++i) magnitude[i] += std::fabs(input[i]);
+  }
+  constexpr double kHalfUlpBf16 = 0x1p-8;
+  switch (spec.id) {
+    case CodecId::none: break;
+    case CodecId::bf16:
+      for (size_t i = 0; i < count; ++i) bounds[i] = magnitude[i] * kHalfUlpBf16 * (2 + kHalfUlpBf16);
+      break;
+    case CodecId::int8: {
+      constexpr double kHalfStep = 1.0 / 254;
+      for (size_t begin = 0; begin < count; begin += 256) {
+        const size_t end = std::min(count, begin + 256);
+        double maxima = 0;
+        for (const std::vector<float>& input : inputs) {
+          double largest = 0;
+          for (size_t i = begin; i < end; ++i) largest = std::max(largest, static_cast<double>(std::fabs(input[i])));
+          maxima += largest;
+        }
+        for (size_t i = begin; i < end; ++i) bounds[i] = maxima * kHalfStep * (2 + kHalfStep);
+      }
+      break;
+    }
+    case CodecId::chunk_topk:  // any part of the sum may be left out, once or twice; bf16 values are rounded besides
+      for (size_t i = 0; i < count; ++i) bounds[i] = magnitude[i] * (1 + 2 * kHalfUlpBf16);
+      break;
+  }
+  // f32 arithmetic on the way, and the last rounding to the gradient's dtype.
+  const double last = dtype == DType::bf16 ? kHalfUlpBf16 : 0x1p-24;
+  for (size_t i = 0; i < count; ++i) bounds[i] = (bounds[i] * (1 + last) + magnitude[i] * (last + (ranks + 4) * 0x1p-24)) / ranks;
+  return bounds;
+}
+
+// The scalar reference of a two_shot exchange for elements first … first+count-1, which lie in the shard of `owner` and begin at a multiple of the
+// codec's unit.
+std::vector<float> reference_result(const CodecSpec& spec, DType dtype, int owner, int ranks, size_t first, size_t count) {
+  std::vector<std::vector<std::byte>> payloads(static_cast<size_t>(ranks));
+  std::vector<ConstBytes> views(static_cast<size_t>(ranks));
+  std::vector<float> residual(spec.feedback ? count : 0);
+  const auto fresh = [&]() -> float* {
+    std::fill(residual.begin(), residual.end(), 0.0f);
+    return spec.feedback ? residual.data() : nullptr;
+  };
+  for (int r = 0; r < ranks; ++r) {
+    if (r == owner) continue;
+    const std::vector<std::byte> values = input(r, ranks, dtype, first, count);
+    payloads[static_cast<size_t>(r)] = reference::encode(spec, ConstVec(values.data(), count, dtype), fresh(), false, Seed{}, nullptr);
+    views[static_cast<size_t>(r)] = payloads[static_cast<size_t>(r)];
+  }
+  const std::vector<std::byte> own = input(owner, ranks, dtype, first, count);
+  const std::vector<std::byte> sum =
+      reference::reduce_encode(spec, views, static_cast<size_t>(owner), ConstVec(own.data(), count, dtype), fresh(), Seed{}, nullptr);
+  std::vector<std::byte> out(count * dtype_bytes(dtype));
+  reference::decode(spec, dtype, sum.data(), {out.data(), count, dtype}, static_cast<float>(1.0 / ranks), Into::store);
+  return widen(out.data(), count, dtype);
+}
+
+bool same_bits(float a, float b) { return std::memcmp(&a, &b, sizeof a) == 0; }
+
+class Checker {
+ public:
+  Checker(const NamedCodec& codec, DType dtype, size_t count, std::span<const std::byte* const> outputs)
+      : codec_(codec), dtype_(dtype), count_(count), outputs_(outputs), ranks_(static_cast<int>(outputs.size())), bad_(count) {}
+
+  AllReduceCheck run() {
+    dense_ = ranks_ == 1 || default_candidate(codec_.spec).exchange == Exchange::all_reduce;
+    for (size_t first = 0; first < count_; first += kWindow) check_window(first, std::min(kWindow, count_ - first));
+    if (!dense_) check_reference();
+    result_.wrong += static_cast<uint64_t>(std::count(bad_.begin(), bad_.end(), true));
+    return result_;
+  }
+
+ private:
+  const std::byte* at(int rank, size_t first) const { return outputs_[static_cast<size_t>(rank)] + first * dtype_bytes(dtype_); }
+
+  void check_window(size_t first, size_t count) {
+    std::vector<std::vector<float>> inputs;
+    for (int r = 0; r < ranks_; ++r) inputs.push_back(widen(input(r, ranks_, dtype_, first, count).data(), count, dtype_));
+    const std::vector<float> got = widen(at(0, first), count, dtype_);
+    const std::vector<float> dense = dense_ ? dense_result(inputs, dtype_) : std::vector<float>();
+    const std::vector<double> bounds = dense_ ? std::vector<double>() : two_shot_bounds(codec_.spec, inputs, dtype_);
+    for (size_t i = 0; i < count; ++i) {
+      double sum = 0;
+      for (const std::vector<float>& values : inputs) sum += values[i];
+      const double error = std::fabs(got[i] - sum / ranks_);
+      if (!(error <= result_.max_error) && !std::isnan(result_.max_error)) result_.max_error = error;
+      if (dense_ ? !same_bits(got[i], dense[i]) : !(error <= bounds[i])) bad_[first + i] = true;
+    }
+    const size_t element = dtype_bytes(dtype_);
+    for (int r = 1; r < ranks_; ++r) {  // counted apart: one rank's element is right, another's is not
+      if (std::memcmp(at(0, first), at(r, first), count * element) == 0) continue;
+      for (size_t i = 0; i < count; ++i) result_.wrong += std::memcmp(at(0, first + i), at(r, first + i), element) != 0;
+    }
+  }
+
+  void check_reference() {
+    const size_t unit = shard_alignment(codec_.spec), ranks = static_cast<size_t>(ranks_);
+    const size_t per_rank = (count_ + ranks - 1) / ranks, shard = (per_rank + unit - 1) / unit * unit;
+    const size_t window = std::max(unit, kReferenceElements / 2 / ranks / unit * unit);
+    for (int owner = 0; owner < ranks_; ++owner) {
+      const size_t begin = std::min(count_, static_cast<size_t>(owner) * shard), end = std::min(count_, begin + shard);
+      compare(owner, begin, std::min(end, begin + window));
+      const size_t rest = std::min(end, begin + window);  // what the first window left
+      const size_t tail = end - rest > window ? begin + (end - window - begin) / unit * unit : rest;
+      compare(owner, tail, end);
+    }
+  }
+  void compare(int owner, size_t begin, size_t end) {
+    if (begin == end) return;
+    const std::vector<float> expected = reference_result(codec_.spec, dtype_, owner, ranks_, begin, end - begin);
+    const std::vector<float> got = widen(at(0, begin), end - begin, dtype_);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      if (!same_bits(expected[i], got[i])) bad_[begin + i] = true;
+    }
+  }
+
+  const NamedCodec& codec_;
+  DType dtype_;
+  size_t count_;
+  std::span<const std::byte* const> outputs_;
+  int ranks_;
+  bool dense_ = false;
+  std::vector<bool> bad_;
+  AllReduceCheck result_;
+};
+
+}  // namespace
+
+AllReduceCheck check_all_reduce(const NamedCodec& codec, DType dtype, size_t count, std::span<const std::byte* const> outputs) {
+  return Checker(codec, dtype, count, outputs).run();
+}
+
+}  // namespace gradgate::cli

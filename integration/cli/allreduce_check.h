@@ -1,0 +1,21 @@
+// Verification of the allreduce benchmark. Three checks, every element counted once: all ranks hold the same bits; each value is within the codec's
+// proven bound of the exact average (dense: equal to the dense sum, bit by bit); and in windows of every shard the bits are those of the scalar
+// reference of the payload format.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "integration/cli/codec_option.h"
+
+namespace gradgate::cli {
+
+struct AllReduceCheck {
+  uint64_t wrong = 0;    ///< elements on any rank that are not what they must be
+  double max_error = 0;  ///< greatest |value − exact average|
+};
+
+/// outputs[r] is what rank r holds after one exchange of fill_exact(r, …) vectors of `count` elements; residuals, if any, were zero.
+AllReduceCheck check_all_reduce(const NamedCodec& codec, DType dtype, size_t count, std::span<const std::byte* const> outputs);
+
+}  // namespace gradgate::cli

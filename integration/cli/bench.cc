@@ -1,0 +1,76 @@
+// gradgate bench: what the codecs cost on this machine, and on which links that pays.
+#include "integration/cli/bench_report.h"
+#include "integration/cli/bench_run.h"
+#include "integration/cli/context.h"
+#include "integration/cli/error.h"
+#include "integration/cli/quantity.h"
+
+namespace gradgate::cli {
+namespace {
+
+constexpr const char* kFloorCodecs = "int8,chunk-topk:8/1024";  // the codecs that have goals
+
+struct Arguments {
+  BenchSetup setup;
+  std::optional<CodecList> codecs;
+  std::optional<uint64_t> bytes;
+  bool floors = false;
+  OutputOptions output;
+};
+
+int run(const Arguments& arguments, const Context& context, const OptionSet& options) {
+  BenchSetup setup = arguments.setup;
+  if (arguments.floors && setup.dtype != DType::f32) throw UsageError("--floors: its goals are for float gradients (-d float)");
+  CodecList codecs = arguments.codecs ? *arguments.codecs : parse_codecs("codec", arguments.floors ? kFloorCodecs : "all");
+  codecs.restrict_to(setup.dtype);
+  setup.codecs = codecs.codecs;
+  setup.exchange = !arguments.floors;
+  const size_t elements = arguments.floors ? size_t{64} << 20 : size_t{16} << 20;
+  setup.count = arguments.bytes ? *arguments.bytes / dtype_bytes(setup.dtype) : elements;
+
+  Progress progress;
+  const BenchResult result = run_bench(setup, progress);
+  arguments.output.print(arguments.floors ? floors_table(setup, result) : bench_table(setup, result));
+  Json json = report_header("bench", context, options);
+  json.update(bench_json(setup, result));
+  arguments.output.finish(json);
+  return wrong_values(result) == 0 ? kExitOk : kExitFailed;
+}
+
+}  // namespace
+
+void add_bench(CLI::App& program, Context& context) {
+  Command& command = context.add(program, "bench", "encode and decode speed, ratio, error, and the link below which each codec pays",
+                                 codec_help() +
+                                     "\nExamples:\n"
+                                     "  gradgate bench                     all codecs on 16 Mi elements\n"
+                                     "  gradgate bench int8 chunk-topk:8/1024:bf16 -b 25MiB --threads 2\n"
+                                     "  gradgate bench --floors            time over the memory floors, and the goals");
+  auto arguments = std::make_shared<Arguments>();
+  OptionSet& options = *command.options;
+  const auto count_into = [](auto* value, uint64_t low, uint64_t high) {
+    return [value, low, high](const std::string& option, const std::string& text) {
+      const uint64_t count = parse_count(option, text);
+      check_range(option, text, count, low, high);
+      *value = static_cast<std::remove_pointer_t<decltype(value)>>(count);
+    };
+  };
+  options.add("codec", "", "CODEC", "codecs to measure [all; with --floors those that have goals]", [arguments](const std::string& option, const std::string& text) {
+    arguments->codecs = parse_codecs(option, text);
+  });
+  options.add("-b,--bytes", "", "SIZE", "size of the gradient [16 Mi elements, 64 Mi with --floors]", [arguments](const std::string& option, const std::string& text) {
+    const uint64_t bytes = parse_size(option, text);
+    check_range(option, text, bytes, 0, uint64_t{1} << 40);
+    arguments->bytes = bytes;
+  });
+  options.add("-d,--datatype", "float", "TYPE", "float or bfloat16",
+              [arguments](const std::string& option, const std::string& text) { arguments->setup.dtype = parse_dtype(option, text); });
+  options.add("-n,--rounds", "11", "N", "interleaved rounds; medians are taken over them", count_into(&arguments->setup.rounds, 1, 100000));
+  options.add("--threads", "1", "N", "threads of the codec, pinned; thread ranks use 1", count_into(&arguments->setup.threads, 1, 1024));
+  options.add("--ranks", "4", "N", "ranks of the exchange that the break-even bandwidth is for", count_into(&arguments->setup.ranks, 1, 1024));
+  options.flag("--floors", "print time over the read and axpy floors of the same run, beside the goals", &arguments->floors);
+  arguments->output.add_to(options);
+  command.run = [arguments, &context, &options] { return run(*arguments, context, options); };
+}
+
+}  // namespace gradgate::cli

@@ -1,0 +1,203 @@
+#include "integration/cli/bench_run.h"
+
+#include <chrono>
+#include <cstring>
+#include <memory>
+
+#include "codecs/reference.h"
+#include "gradgate/exchange.h"
+#include "integration/cli/buffer.h"
+#include "integration/cli/error.h"
+#include "integration/cli/test_data.h"
+#include "integration/cli/thread_pool.h"
+#include "kernels/cpu/floors.h"
+
+namespace gradgate::cli {
+namespace {
+
+constexpr size_t kColdBytes = size_t{256} << 20;   // a gradient of this size has left every cache by itself
+constexpr size_t kFlushBytes = size_t{128} << 20;  // read before each timed call of a smaller one
+constexpr uint64_t kGradientSeed = 1, kResidualSeed = 2;
+
+double seconds_of(const std::function<void()>& call) {
+  const auto start = std::chrono::steady_clock::now();
+  call();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+uint64_t differing_bytes(const std::byte* a, const std::byte* b, size_t count) {
+  if (count == 0 || std::memcmp(a, b, count) == 0) return 0;
+  uint64_t wrong = 0;
+  for (size_t i = 0; i < count; ++i) wrong += a[i] != b[i];
+  return wrong;
+}
+
+CodecSpec with_feedback(CodecSpec spec, bool feedback) {
+  spec.feedback = feedback;
+  return spec;
+}
+
+class Bench {
+ public:
+  Bench(const BenchSetup& setup, Progress& progress)
+      : setup_(setup), progress_(progress), pool_(setup.threads), executor_(pool_.executor()), gradient_(bytes()), out_(bytes()), residual_(setup.count * sizeof(float)) {
+    if (bytes() < kColdBytes) flush_ = Buffer(kFlushBytes);
+    flush_.touch();
+    out_.touch();
+    data_.fill(kGradientSeed, 0, vec(gradient_));
+    data_.fill(kResidualSeed, 0, {residual_.data(), setup.count, DType::f32});
+    size_t payload = 0, workspace = 0, scratch = 0;
+    for (const NamedCodec& codec : setup.codecs) {
+      payload = std::max(payload, payload_bytes(codec.spec, setup.dtype, setup.count));
+      workspace = std::max(workspace, workspace_bytes(with_feedback(codec.spec, has_feedback(codec.spec)), setup.dtype, setup.count, executor_.width));
+      if (setup.exchange) scratch = std::max(scratch, exchange_shadow_bytes(shape(codec.spec)));
+    }
+    if (setup.exchange && setup.dtype == DType::f32) scratch = std::max(scratch, exchange_shadow_bytes(shape(bf16())));
+    payload_ = Buffer(payload);
+    workspace_ = Buffer(workspace);
+    scratch_ = Buffer(scratch);
+    const Status status = ThreadGroup::create(1, &clock_);  // for its clock only
+    if (!status.ok()) throw RunError(std::string("thread group: ") + status.message());
+  }
+
+  BenchResult run() {
+    BenchResult result;
+    for (const NamedCodec& codec : setup_.codecs) {
+      CodecTimes times;
+      times.codec = codec;
+      times.payload = payload_bytes(codec.spec, setup_.dtype, setup_.count);
+      result.codecs.push_back(std::move(times));
+    }
+    for (size_t round = 0; round <= setup_.rounds; ++round) {  // round 0 warms up
+      keep_ = round > 0;
+      last_ = round == setup_.rounds;
+      show("round " + std::to_string(round) + " of " + std::to_string(setup_.rounds));
+      floors(&result);
+      for (CodecTimes& times : result.codecs) measure(&times);
+      if (setup_.exchange && setup_.dtype == DType::f32) measure_exchange(bf16(), &result.bf16);
+    }
+    return result;
+  }
+
+ private:
+  size_t bytes() const { return setup_.count * dtype_bytes(setup_.dtype); }
+  Vec vec(const Buffer& buffer) const { return {buffer.data(), setup_.count, setup_.dtype}; }
+  static CodecSpec bf16() { return {.id = CodecId::bf16}; }
+  bool has_feedback(const CodecSpec& spec) const { return payload_bytes(with_feedback(spec, true), setup_.dtype, setup_.count) != 0; }
+  ExchangeShape shape(const CodecSpec& spec) const {
+    return {.candidate = default_candidate(spec), .count = setup_.count, .dtype = setup_.dtype, .rank = 0, .ranks = setup_.ranks, .width = executor_.width};
+  }
+  void show(const std::string& text) {
+    step_ = text;
+    progress_.show(step_);
+  }
+
+  void time(std::vector<double>* list, const std::function<void()>& call) {
+    if (flush_.size() > 0) sink_ = sink_ + kernels::cpu::read_sum(flush_.as<float>(), flush_.size() / sizeof(float), executor_);
+    const double seconds = seconds_of(call);
+    if (keep_) list->push_back(seconds);
+  }
+  void check(const Status& status, const NamedCodec& codec, const char* what) {
+    if (!status.ok()) throw RunError(codec.text + ": " + what + ": " + status.message());
+  }
+
+  void floors(BenchResult* result) {
+    const size_t words = bytes() / sizeof(float);  // the gradient's bytes, whatever their type
+    time(&result->read_s, [&] { sink_ = sink_ + kernels::cpu::read_sum(gradient_.as<float>(), words, executor_); });
+    time(&result->copy_s, [&] { kernels::cpu::copy(out_.as<float>(), gradient_.as<float>(), words, executor_); });
+    if (setup_.dtype != DType::f32) return;
+    refill_residual();
+    time(&result->axpy_s, [&] { kernels::cpu::axpy_inplace(residual_.as<float>(), gradient_.as<float>(), setup_.count, executor_); });
+  }
+
+  // The same residual before every encode: a growing one would change what is measured from round to round, and could not be checked.
+  void refill_residual() { data_.fill(kResidualSeed, 0, {residual_.data(), setup_.count, DType::f32}); }
+
+  EncodeArgs encode_args(float* residual) {
+    return {.gradient = vec(gradient_), .residual = residual, .payload = payload_.bytes(), .workspace = workspace_.bytes(), .seed = {}, .executor = executor_};
+  }
+
+  void measure(CodecTimes* times) {
+    const CodecSpec plain = with_feedback(times->codec.spec, false);
+    if (has_feedback(plain)) {
+      refill_residual();
+      Status status;
+      time(&times->encode_feedback_s, [&] { status = encode(with_feedback(plain, true), encode_args(residual_.as<float>())); });
+      check(status, times->codec, "encode with feedback");
+      if (last_) verify_feedback(with_feedback(plain, true), times);
+    }
+    Status status;
+    time(&times->encode_s, [&] { status = encode(plain, encode_args(nullptr)); });
+    check(status, times->codec, "encode");
+    time(&times->decode_s, [&] {
+      status = decode(plain, {.payload = payload_.bytes().first(times->payload), .gradient = setup_.dtype, .out = vec(out_), .executor = executor_});
+    });
+    check(status, times->codec, "decode");
+    if (last_) verify(plain, times);
+    if (setup_.exchange) measure_exchange(times->codec.spec, &times->exchange);
+  }
+
+  // The codec work of this rank's part in an exchange of the codec as the user wrote it.
+  void measure_exchange(const CodecSpec& spec, ExchangeWork* work) {
+    const ExchangeShape exchange = shape(spec);
+    work->wire_bytes = exchange_wire_bytes(exchange);
+    const ExchangeArgs args{.shape = exchange,
+                            .gradient = vec(gradient_),
+                            .residual = spec.feedback ? residual_.as<float>() : nullptr,
+                            .feedback = spec.feedback ? Feedback::apply : Feedback::none,
+                            .workspace = {},
+                            .seed = {},
+                            .executor = executor_};
+    ExchangeTimes spent;
+    std::vector<double> ignored;
+    Status status;
+    time(&ignored, [&] { status = shadow_exchange(clock_->rank(0), args, scratch_.bytes(), {}, &spent); });
+    if (!status.ok()) throw RunError(std::string(format_codec(spec).text) + ": exchange: " + status.message());
+    if (keep_) work->seconds.push_back(spent.encode_s + spent.decode_s);
+  }
+
+  // Whole payload, whole output: what was timed last is what is compared.
+  void verify(const CodecSpec& spec, CodecTimes* times) {
+    show("verifying " + times->codec.text);
+    const std::vector<std::byte> expected = reference::encode(spec, vec(gradient_), nullptr, false, Seed{}, nullptr);
+    if (expected.size() != times->payload) ++times->wrong;
+    times->wrong += differing_bytes(expected.data(), payload_.data(), std::min(expected.size(), times->payload));
+    std::vector<std::byte> decoded(bytes());
+    reference::decode(spec, setup_.dtype, expected.data(), {decoded.data(), setup_.count, setup_.dtype}, 1.0f, Into::store);
+    times->wrong += differing_bytes(decoded.data(), out_.data(), bytes());
+    if (setup_.dtype == DType::f32) {
+      times->error = compare({gradient_.as<float>(), setup_.count}, {out_.as<float>(), setup_.count});
+    } else {
+      times->error = compare(reference::widen(vec(gradient_)), reference::widen(vec(out_)));
+    }
+  }
+  void verify_feedback(const CodecSpec& spec, CodecTimes* times) {
+    show("verifying " + times->codec.text + " with feedback");
+    std::vector<float> residual(setup_.count);
+    data_.fill(kResidualSeed, 0, {residual.data(), setup_.count, DType::f32});
+    const std::vector<std::byte> expected = reference::encode(spec, vec(gradient_), residual.data(), false, Seed{}, nullptr);
+    times->wrong += differing_bytes(expected.data(), payload_.data(), expected.size());
+    times->wrong += differing_bytes(reinterpret_cast<const std::byte*>(residual.data()), residual_.data(), residual_.size());
+  }
+
+  const BenchSetup& setup_;
+  Progress& progress_;
+  GradientLike data_;
+  ThreadPool pool_;
+  Executor executor_;
+  Buffer gradient_, out_, residual_, payload_, workspace_, scratch_, flush_;
+  std::unique_ptr<ThreadGroup> clock_;
+  std::string step_;
+  volatile float sink_ = 0;  // keeps the read floor from being optimised away
+  bool keep_ = false, last_ = false;
+};
+
+}  // namespace
+
+BenchResult run_bench(const BenchSetup& setup, Progress& progress) {
+  const BenchResult result = Bench(setup, progress).run();
+  progress.clear();
+  return result;
+}
+
+}  // namespace gradgate::cli

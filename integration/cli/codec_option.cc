@@ -1,0 +1,71 @@
+#include "integration/cli/codec_option.h"
+
+#include "integration/cli/error.h"
+#include "integration/cli/options.h"
+
+namespace gradgate::cli {
+namespace {
+
+// Every codec of the library, with example parameters where it needs some: "none,bf16,int8,chunk-topk:8/1024".
+std::string all_codecs() {
+  std::string list;
+  for (const CodecInfo& info : codec_infos()) {
+    std::string text = info.name;
+    CodecSpec spec;
+    if (!parse_codec(text, &spec, nullptr).ok()) text += ":8/1024";  // needs parameters
+    if (!parse_codec(text, &spec, nullptr).ok()) continue;
+    list += (list.empty() ? "" : ",") + text;
+  }
+  return list;
+}
+
+}  // namespace
+
+NamedCodec parse_one_codec(const std::string& option, const std::string& text) {
+  NamedCodec codec;
+  Message why;
+  if (!parse_codec(text, &codec.spec, &why).ok()) throw UsageError(option + ": '" + text + "': " + why.text);
+  codec.text = format_codec(codec.spec).text;
+  return codec;
+}
+
+CodecList parse_codecs(const std::string& option, const std::string& text) {
+  CodecList list;
+  list.option = option;
+  list.all = text == "all";
+  for (const std::string& part : split_list(option, list.all ? all_codecs() : text)) {
+    list.codecs.push_back(parse_one_codec(option, part));
+    for (size_t i = 0; i + 1 < list.codecs.size(); ++i) {
+      if (list.codecs[i].spec == list.codecs.back().spec) throw UsageError(option + ": '" + text + "' lists " + list.codecs.back().text + " twice");
+    }
+  }
+  return list;
+}
+
+void CodecList::restrict_to(DType dtype) {
+  const auto refuses = [dtype](const NamedCodec& codec) { return !codec_takes(codec.spec, dtype); };
+  if (all) {
+    std::erase_if(codecs, refuses);
+    return;
+  }
+  for (const NamedCodec& codec : codecs) {
+    if (refuses(codec)) throw UsageError(option + ": " + codec.text + " does not take " + dtype_name(dtype) + " gradients");
+  }
+}
+
+DType parse_dtype(const std::string& option, const std::string& text) {
+  if (text == "float" || text == "f32") return DType::f32;
+  if (text == "bfloat16" || text == "bf16") return DType::bf16;
+  throw UsageError(option + ": '" + text + "' is not a dtype; expected float (f32) or bfloat16 (bf16)");
+}
+
+std::string codec_help() {
+  std::string text = "Codecs, each also with :ef or :noef (error feedback on or off) where it loses anything:\n";
+  for (const CodecInfo& info : codec_infos()) {
+    const std::string grammar = info.grammar;
+    text += "  " + grammar + std::string(grammar.size() < 36 ? 36 - grammar.size() : 1, ' ') + info.summary + "\n";
+  }
+  return text;
+}
+
+}  // namespace gradgate::cli
