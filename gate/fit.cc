@@ -7,8 +7,10 @@
 namespace gradgate::gate {
 namespace {
 
+// Larger over smaller, minus one: 1 means off by a factor of two, in either direction.
 double relative_error(const LinearCost& line, const FitPoint& point) noexcept {
-  return std::fabs(line(point.bytes) - point.seconds) / point.seconds;
+  const double predicted = line(point.bytes);
+  return std::fmax(predicted / point.seconds, point.seconds / predicted) - 1;
 }
 
 struct Weighted {

@@ -18,12 +18,12 @@ struct FitPoint {
 
 struct Fit {
   LinearCost line;
-  double max_error = 0;  ///< largest relative error of the line at a point that was used
+  double max_error = 0;  ///< at the worst point that was used: larger over smaller of line and sample, minus 1
   int dropped = -1;      ///< index of the point left out as an outlier; −1: none
 };
 
-/// A fit whose line is off by more than this at some point is refused.
-inline constexpr double kFitMaxError = 1.0;
+/// A fit whose line is off by more than this (a factor of three) at some point is refused.
+inline constexpr double kFitMaxError = 2.0;
 /// With four points or more, one is dropped when the line misses by more than this and …
 inline constexpr double kOutlierError = 0.15;
 /// … leaving that point out reduces the largest error to less than this share.
