@@ -74,6 +74,7 @@ void Trainer::fill_batch(uint64_t step) noexcept {
 }
 
 double Trainer::compute_gradient(uint64_t step) noexcept {
+  step_ = step;
   fill_batch(step);
   network_.load(batch_);
   network_.forward(weights_);
@@ -81,7 +82,9 @@ double Trainer::compute_gradient(uint64_t step) noexcept {
 }
 
 void Trainer::apply(std::span<const float> averaged) noexcept {
-  momentum_step(weights_.size(), recipe_.learning_rate, recipe_.momentum, averaged.data(), velocity_.data(),
+  const uint64_t left = recipe_.steps > step_ ? recipe_.steps - step_ : 0;
+  const float scale = left < recipe_.cooldown ? static_cast<float>(left) / static_cast<float>(recipe_.cooldown) : 1.0f;
+  momentum_step(weights_.size(), scale * recipe_.learning_rate, recipe_.momentum, averaged.data(), velocity_.data(),
                 weights_.data());
 }
 

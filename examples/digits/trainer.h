@@ -24,9 +24,10 @@ struct Recipe {
   size_t ranks = 4;
   size_t hidden = 960;  // 994,570 parameters: 3.98 MB of gradient
   size_t batch = 16;    // images per rank and step
-  uint64_t steps = 160;
-  float learning_rate = 0.05f;
-  float momentum = 0.9f;
+  uint64_t steps = 200;
+  float learning_rate = 0.1f;  // falls linearly to nothing over the last `cooldown` steps
+  uint64_t cooldown = 40;
+  float momentum = 0;  // sparsified gradients arrive late, and momentum repeats them
   // chunk-topk:keep/chunk, the setting with which feedback is shown to matter.
   size_t topk_keep = 8;
   size_t topk_chunk = 1024;
@@ -57,7 +58,8 @@ class Trainer {
   double compute_gradient(uint64_t step) noexcept;
   std::span<float> gradient() noexcept { return gradient_; }
 
-  // One step of SGD with momentum. `averaged`: the mean over ranks of their gradients, of the length of gradient().
+  // One step of SGD with momentum, at the learning rate of the step that compute_gradient() was last called with. `averaged`: the
+  // mean over ranks of their gradients, of the length of gradient().
   void apply(std::span<const float> averaged) noexcept;
 
   // Share of the test images that the present parameters classify right, 0..1.
@@ -75,7 +77,7 @@ class Trainer {
   std::vector<float> weights_, velocity_, gradient_;
   std::span<const uint32_t> shard_;
   std::vector<uint32_t> order_, batch_;
-  uint64_t order_key_, epoch_;
+  uint64_t order_key_, epoch_, step_ = 0;
 };
 
 }  // namespace gradgate::digits
