@@ -1,0 +1,23 @@
+// Runs the gradgate program as a shell would.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace gradgate::cli {
+
+struct Finished {
+  int code = -1;         ///< exit code; 128 + signal when it was killed
+  std::string out, err;  ///< standard output and standard error
+};
+
+/// `arguments` is shell text: quote what needs it. `environment` is put before the command ("GRADGATE_RANKS=3").
+Finished run_program(const std::string& arguments, const std::string& environment = "");
+
+/// Parses strict JSON; throws on NaN, Inf, trailing text.
+nlohmann::json strict_json(const std::string& text);
+
+/// A folder of the running test, empty at the start.
+std::string test_folder();
+
+}  // namespace gradgate::cli
