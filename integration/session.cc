@@ -87,7 +87,10 @@ Status SessionImpl::start(Message* why) {
   }
 
   std::string names;
-  for (const CodecSpec& codec : codecs_) names += (names.empty() ? "" : ",") + std::string(format_codec(codec).text);
+  for (const CodecSpec& codec : codecs_) {
+    if (!names.empty()) names += ',';
+    names += format_codec(codec).text;
+  }
   const AgreedField fields[] = {
       agreed_field("version", "%s", GRADGATE_VERSION),
       agreed_field("mode", "%s", gradgate::mode_name(options_.mode)),
