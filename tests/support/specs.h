@@ -1,0 +1,38 @@
+// The specs that tests run over: every codec of the list, and every way of choosing that chunk-topk has.
+#pragma once
+
+#include <string>
+
+#include "gradgate/codec.h"
+
+namespace gradgate::test {
+
+inline constexpr const char* kSpecs[] = {
+    "none", "bf16", "int8", "chunk-topk:8/1024", "chunk-topk:8/1024:bf16",
+    "chunk-topk:1/32",          // chunks shorter than a group
+    "chunk-topk:32/32:bf16",    // everything is sent
+    "chunk-topk:63/64",         // all but one
+    "chunk-topk:16/256",        // chunk = group
+    "chunk-topk:100/2048",      // more entries than the least number of columns
+    "chunk-topk:300/1024:bf16", // a key for every element
+    "chunk-topk:13/32768",      // the longest chunk
+};
+
+inline CodecSpec spec_of(const char* text) {
+  CodecSpec spec;
+  Message why;
+  if (!parse_codec(text, &spec, &why).ok()) throw std::string(why.text);
+  return spec;
+}
+
+inline bool takes_feedback(const CodecSpec& spec) { return spec.id != CodecId::none; }
+
+/// A name that GoogleTest accepts.
+inline std::string test_name(std::string text) {
+  for (char& c : text) {
+    if (!((c >= 'a' && c <= 'z') || (c >= '0' && c <= '9'))) c = '_';
+  }
+  return text;
+}
+
+}  // namespace gradgate::test
