@@ -14,10 +14,10 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::MatchesRegex;
-using testing_support::make_group;
-using testing_support::patient;
-using testing_support::run_on;
-using testing_support::run_ranks;
+using test::make_group;
+using test::patient;
+using test::run_on;
+using test::run_ranks;
 
 /// Every rank calls `call` once; all must fail with peer_mismatch, with `text` in last_error(), and fail again at once afterwards.
 void expect_mismatch(int ranks, const std::function<Status(Communicator&)>& call, const char* text) {

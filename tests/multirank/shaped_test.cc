@@ -10,9 +10,9 @@ namespace gradgate {
 namespace {
 
 using testing::HasSubstr;
-using testing_support::make_group;
-using testing_support::patient;
-using testing_support::run_ranks;
+using test::make_group;
+using test::patient;
+using test::run_ranks;
 
 constexpr LinkSpec kLink{5e-6, 1e10};
 

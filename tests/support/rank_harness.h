@@ -16,7 +16,7 @@
 
 #include "gradgate/communicator.h"
 
-namespace gradgate::testing_support {
+namespace gradgate::test {
 
 /// Generous: sanitizers on a busy machine are slow, and no test here waits for it unless something hangs.
 inline constexpr double kWatchdogSeconds = 120;
@@ -85,4 +85,4 @@ inline void run_ranks(int ranks, const std::function<void(Communicator&)>& body,
 #define GRADGATE_EXPECT_OK(expression, comm) \
   EXPECT_TRUE((expression).ok()) << "rank " << (comm).rank() << ": " << #expression << ": " << (comm).last_error()
 
-}  // namespace gradgate::testing_support
+}  // namespace gradgate::test
