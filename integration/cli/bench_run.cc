@@ -6,10 +6,10 @@
 
 #include "codecs/reference.h"
 #include "gradgate/exchange.h"
+#include "gradgate/pinned_pool.h"
 #include "integration/cli/buffer.h"
 #include "integration/cli/error.h"
 #include "integration/cli/test_data.h"
-#include "integration/cli/thread_pool.h"
 #include "kernels/cpu/floors.h"
 
 namespace gradgate::cli {
@@ -40,7 +40,7 @@ CodecSpec with_feedback(CodecSpec spec, bool feedback) {
 class Bench {
  public:
   Bench(const BenchSetup& setup, Progress& progress)
-      : setup_(setup), progress_(progress), pool_(setup.threads), executor_(pool_.executor()), gradient_(bytes()), out_(bytes()), residual_(setup.count * sizeof(float)) {
+      : setup_(setup), progress_(progress), executor_(start(setup.threads)), gradient_(bytes()), out_(bytes()), residual_(setup.count * sizeof(float)) {
     if (bytes() < kColdBytes) flush_ = Buffer(kFlushBytes);
     flush_.touch();
     out_.touch();
@@ -80,6 +80,15 @@ class Bench {
   }
 
  private:
+  Executor start(unsigned threads) {
+    if (threads == 1) return {};  // inline and unbound, as a thread rank
+    const Status status = pool_.start(threads);
+    if (status.code() == StatusCode::invalid_argument) {
+      throw UsageError("--threads: '" + std::to_string(threads) + "' is more than the cores this process may use");
+    }
+    if (!status.ok()) throw RunError(std::string("--threads: ") + status.message());
+    return pool_.executor();
+  }
   size_t bytes() const { return setup_.count * dtype_bytes(setup_.dtype); }
   Vec vec(const Buffer& buffer) const { return {buffer.data(), setup_.count, setup_.dtype}; }
   static CodecSpec bf16() { return {.id = CodecId::bf16}; }
@@ -93,7 +102,7 @@ class Bench {
   }
 
   void time(std::vector<double>* list, const std::function<void()>& call) {
-    if (flush_.size() > 0) sink_ = sink_ + kernels::cpu::read_sum(flush_.as<float>(), flush_.size() / sizeof(float), executor_);
+    if (flush_.size() > 0) sink_ = sink_ + kernels::cpu::read_sum(flush_.bytes(), executor_);
     const double seconds = seconds_of(call);
     if (keep_) list->push_back(seconds);
   }
@@ -102,12 +111,11 @@ class Bench {
   }
 
   void floors(BenchResult* result) {
-    const size_t words = bytes() / sizeof(float);  // the gradient's bytes, whatever their type
-    time(&result->read_s, [&] { sink_ = sink_ + kernels::cpu::read_sum(gradient_.as<float>(), words, executor_); });
-    time(&result->copy_s, [&] { kernels::cpu::copy(out_.as<float>(), gradient_.as<float>(), words, executor_); });
+    time(&result->read_s, [&] { sink_ = sink_ + kernels::cpu::read_sum(gradient_.bytes(), executor_); });
+    time(&result->copy_s, [&] { kernels::cpu::copy(out_.bytes(), gradient_.bytes(), executor_); });
     if (setup_.dtype != DType::f32) return;
     refill_residual();
-    time(&result->axpy_s, [&] { kernels::cpu::axpy_inplace(residual_.as<float>(), gradient_.as<float>(), setup_.count, executor_); });
+    time(&result->axpy_s, [&] { kernels::cpu::axpy_inplace(1.0f, gradient_.as<float>(), residual_.as<float>(), setup_.count, executor_); });
   }
 
   // The same residual before every encode: a growing one would change what is measured from round to round, and could not be checked.
@@ -183,12 +191,12 @@ class Bench {
   const BenchSetup& setup_;
   Progress& progress_;
   GradientLike data_;
-  ThreadPool pool_;
+  PinnedPool pool_;
   Executor executor_;
   Buffer gradient_, out_, residual_, payload_, workspace_, scratch_, flush_;
   std::unique_ptr<ThreadGroup> clock_;
   std::string step_;
-  volatile float sink_ = 0;  // keeps the read floor from being optimised away
+  volatile uint64_t sink_ = 0;  // keeps the read floor from being optimised away
   bool keep_ = false, last_ = false;
 };
 

@@ -29,7 +29,6 @@ struct Context {
 
 // One file per subcommand.
 void add_demo(CLI::App& program, Context& context);
-void add_demo(CLI::App& program, Context& context);
 void add_bench(CLI::App& program, Context& context);
 void add_allreduce(CLI::App& program, Context& context);
 void add_roundtrip(CLI::App& program, Context& context);

@@ -27,7 +27,6 @@ Quantities are a number and a unit: times 50us, 1.5ms; bandwidths 10gbit, 1.25GB
 JSON file (--config); a flag wins over the environment, that over the file.
 
 Examples:
-  gradgate demo                              the whole idea in about a minute
   gradgate demo                              the whole idea in a minute
   gradgate bench int8                        how fast, how small, how wrong; on which links it pays here
   gradgate allreduce -b 64K -e 16M -f 4 --ranks 4 --link 1gbit:50us
@@ -61,7 +60,6 @@ int main(int argc, char** argv) {
   program.set_version_flag("--version", version_text(), "print the version and build options");
   program.footer(kFooter);
   program.get_formatter()->column_width(34);
-  add_demo(program, context);
   add_demo(program, context);
   add_bench(program, context);
   add_allreduce(program, context);

@@ -7,7 +7,6 @@
 #include "gradgate/exchange.h"
 #include "integration/cli/bench_report.h"
 #include "integration/cli/statistics.h"
-#include "integration/cli/thread_pool.h"
 #include "tests/cli/run_program.h"
 
 namespace gradgate::cli {
@@ -26,19 +25,6 @@ TEST(Statistics, AreOrderStatistics) {
   EXPECT_EQ(median_ratio({2, 40, 3}, {1, 10, 1}), 3) << "round by round";
   // A first call of 0.2 s does not move the median of the other nine.
   EXPECT_EQ(median({214477, 14, 5, 3, 4, 5, 4, 4, 4, 4}), 4);
-}
-
-TEST(ThreadPool, RunsEveryTaskOnce) {
-  for (const unsigned width : {1u, 2u, 5u}) {
-    ThreadPool pool(width);
-    const Executor executor = pool.executor();
-    EXPECT_EQ(executor.width, width);
-    for (int repeat = 0; repeat < 200; ++repeat) {
-      std::vector<int> runs(17);
-      executor(runs.size(), [](void* argument, size_t index) { ++(*static_cast<std::vector<int>*>(argument))[index]; }, &runs);
-      EXPECT_EQ(runs, std::vector<int>(17, 1));
-    }
-  }
 }
 
 TEST(Bench, ReportsEveryCodecAndVerifiesIt) {

@@ -60,7 +60,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Bad{"allreduce --ranks four", "-t/--ranks: 'four'"}, Bad{"allreduce --ranks 2.5", "-t/--ranks"}, Bad{"allreduce -n 0", "-n/--iters: '0'"},
                       Bad{"allreduce -n -1", "-n/--iters"}, Bad{"allreduce -n 1e12", "-n/--iters"}, Bad{"allreduce -w x", "-w/--warmup-iters"}, Bad{"allreduce -f 1", "-f/--stepfactor"},
                       Bad{"allreduce -f 2 -i 4K", "-i/--stepbytes and -f/--stepfactor"}, Bad{"allreduce -d double", "-d/--datatype: 'double'"}, Bad{"allreduce --timeout 5", "--timeout"},
-                      Bad{"allreduce --timeout 0s", "--timeout"}, Bad{"bench -n 0", "-n/--rounds"}, Bad{"bench --threads 0", "--threads"}, Bad{"bench --threads 99999999999999999999", "--threads"},
+                      Bad{"allreduce --timeout 0s", "--timeout"}, Bad{"bench -n 0", "-n/--rounds"}, Bad{"bench --threads 0", "--threads"}, Bad{"bench --threads 1024 -b 4K", "--threads"}, Bad{"bench --threads 99999999999999999999", "--threads"},
                       Bad{"bench --ranks 0", "--ranks"}, Bad{"bench --floors -d bfloat16", "--floors"}));
 INSTANTIATE_TEST_SUITE_P(
     Codecs, BadUsage,
