@@ -14,7 +14,6 @@ using codecs::kGroup;
 
 constexpr size_t kTaskElements = size_t{64} << 10;  // fewer are not worth a thread
 constexpr size_t kSumElements = 4096;               // a tile of reduce_encode: 16 KiB of f32 stay in L1
-constexpr size_t kStreamBytes = size_t{4} << 20;    // larger outputs would only push everything else out of the caches
 constexpr size_t kWorkAlign = 64;
 
 size_t round_up(size_t n, size_t to) noexcept { return (n + to - 1) / to * to; }
@@ -169,7 +168,7 @@ Status decode(const Loops& loops, const CodecSpec& spec, const DecodeArgs& args)
   job.dtype = out.dtype;
   job.scale = args.scale;
   job.add = args.into == Into::add;
-  job.stream = !job.add && out_bytes >= kStreamBytes && aligned(out.data, 16);
+  job.stream = !job.add && out_bytes >= kStreamBytes;
   for_each_task(args.executor, Split(out.count, shard_alignment(spec), args.executor.width), out.count,
                 [&](size_t begin, size_t end, size_t) { loops.decode(job, begin, end); });
   return {};

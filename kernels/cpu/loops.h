@@ -37,7 +37,7 @@ struct DecodeJob {
   DType dtype = DType::f32;  ///< of out
   float scale = 1.0f;
   bool add = false;
-  bool stream = false;       ///< out is larger than the caches, stored, and 16-byte aligned
+  bool stream = false;       ///< out is larger than the caches, and stored
 };
 
 struct FoldJob {
@@ -53,7 +53,14 @@ struct Loops {
   uint64_t (*encode)(const EncodeJob& job, size_t begin, size_t end, std::byte* scratch) noexcept;
   void (*decode)(const DecodeJob& job, size_t begin, size_t end) noexcept;
   void (*fold)(const FoldJob& job, size_t begin, size_t end) noexcept;
+  // What codec times are compared with (floors.h).
+  uint64_t (*read_sum)(const std::byte* data, size_t bytes) noexcept;
+  void (*copy)(std::byte* dst, const std::byte* src, size_t bytes, bool stream) noexcept;
+  void (*axpy)(float a, const float* x, float* y, size_t count) noexcept;
 };
+
+/// Outputs of this size and more are written around the caches: kept there, they would only push everything else out.
+inline constexpr size_t kStreamBytes = size_t{4} << 20;
 
 /// Scratch of one encode call of a table.
 size_t scratch_bytes(const CodecSpec& spec) noexcept;

@@ -3,6 +3,7 @@
 
 #include "codecs/int8.h"
 #include "kernels/cpu/loops.h"
+#include "kernels/cpu/loops/floors.h"
 #include "kernels/cpu/loops/group.h"
 
 namespace gradgate::kernels::cpu {
@@ -57,8 +58,9 @@ struct CastBlock {
       for (size_t i = 0; i < kGroupElements; ++i) code[i] = codecs::round_bf16(x[i]);
     } else if (group.max < kInf) {
       for (size_t i = 0; i < kGroupElements; ++i) {
-        code[i] = codecs::round_bf16(x[i]);
-        e[i] = exact::sub(x[i], codecs::widen_bf16(code[i]));
+        const uint32_t rounded = codecs::rounded_bf16_bits(x[i]);
+        code[i] = static_cast<uint16_t>(rounded >> 16);
+        e[i] = exact::sub(x[i], exact::from_bits(rounded));
       }
     } else {
       for (size_t i = 0; i < kGroupElements; ++i) {
@@ -132,24 +134,32 @@ void decode_blocks(const DecodeJob& job, size_t begin, size_t end) {
 // none: bytes copied, Inf and NaN counted by their exponents.
 template <class T, T kExponent>
 uint64_t copy_counting(const EncodeJob& job, size_t begin, size_t end) {
-  constexpr size_t kStep = 4096 / sizeof(T);
+  constexpr size_t kStep = 1024 / sizeof(T);
   const T* from = static_cast<const T*>(job.source) + (begin - job.origin);
   T* to = reinterpret_cast<T*>(job.first) + begin;
+  size_t n = end - begin;
   uint64_t non_finite = 0;
-  for (; begin < end; begin += kStep) {
-    const size_t n = least(end - begin, kStep);
-    prefetch_ahead(from, n * sizeof(T));
-    T count = 0;  // at most 4096: fits
-    for (size_t i = 0; i < n; ++i) count = static_cast<T>(count + static_cast<T>((from[i] & kExponent) == kExponent));
-    non_finite += count;
-    if (job.stream && n == kStep) {
-      stream_copy(to, from, 4096);
-    } else {
-      __builtin_memcpy(to, from, n * sizeof(T));
+  const auto copy_few = [&](size_t count) {
+    for (size_t i = 0; i < count; ++i) {
+      non_finite += static_cast<uint64_t>((from[i] & kExponent) == kExponent);
+      to[i] = from[i];
     }
-    from += n;
-    to += n;
+    from += count, to += count, n -= count;
+  };
+  copy_few(least(to_line(to) / sizeof(T), n));
+  while (n >= kStep) {
+    prefetch_ahead(from, 1024);
+    T count = 0;  // at most 512: fits
+    for (size_t i = 0; i < kStep; ++i) count = static_cast<T>(count + static_cast<T>((from[i] & kExponent) == kExponent));
+    non_finite += count;
+    if (job.stream) {
+      stream_copy(to, from, 1024);
+    } else {
+      __builtin_memcpy(to, from, 1024);
+    }
+    from += kStep, to += kStep, n -= kStep;
   }
+  copy_few(n);
   if (job.stream) stream_end();
   return non_finite;
 }
@@ -192,17 +202,7 @@ void copy_none(const DecodeJob& job, size_t begin, size_t end) {
   const size_t width = job.gradient == DType::f64 ? 8 : job.gradient == DType::f32 ? 4 : 2;
   const std::byte* from = job.first + begin * width;
   std::byte* to = static_cast<std::byte*>(job.out) + (begin - job.origin) * width;
-  size_t bytes = (end - begin) * width;
-  if (job.stream) {
-    for (; bytes >= 4096; bytes -= 4096) {
-      prefetch_ahead(from, 4096);
-      stream_copy(to, from, 4096);
-      from += 4096;
-      to += 4096;
-    }
-    stream_end();
-  }
-  __builtin_memcpy(to, from, bytes);
+  copy_bytes(to, from, (end - begin) * width, job.stream);
 }
 
 // fold_residual: a dense cast that sends everything.

@@ -115,12 +115,16 @@ GRADGATE_INLINE void emit(O* out, size_t n, Value value) {
   }
 }
 
-// Collects the output of consecutive groups in L1 and writes it around the caches, eight groups at a time; or writes straight to its place.
-template <class T>
+// Collects the output of consecutive groups in L1 and writes whole cache lines around the caches; or writes straight to its place.
+// kStep: the most that is placed at once.
+template <class T, size_t kStep = kGroupElements>
 class Sink {
  public:
-  Sink(T* dst, bool stream) : dst_(dst), stream_(stream) {}
-  // Where the next n (<= 256) values go.
+  Sink(T* dst, bool stream) : dst_(dst), stream_(stream) {
+    // Until the first line starts, values pass through the front of the room like all others.
+    if (stream) head_ = to_line(dst) / sizeof(T);
+  }
+  // Where the next n <= kStep values go.
   GRADGATE_INLINE T* place() { return stream_ ? room_ + filled_ : dst_; }
   GRADGATE_INLINE void advance(size_t n) {
     if (!stream_) {
@@ -128,11 +132,7 @@ class Sink {
       return;
     }
     filled_ += n;
-    if (filled_ == kRoom) {
-      stream_copy(dst_, room_, kRoom * sizeof(T));
-      dst_ += kRoom;
-      filled_ = 0;
-    }
+    if (filled_ >= kRoom) flush();
   }
   void finish() {
     if (!stream_) return;
@@ -142,10 +142,21 @@ class Sink {
 
  private:
   static constexpr size_t kRoom = 8 * kGroupElements;
+
+  void flush() {
+    __builtin_memcpy(dst_, room_, head_ * sizeof(T));
+    const size_t lines = (filled_ - head_) * sizeof(T) / 64 * 64 / sizeof(T);
+    stream_copy(dst_ + head_, room_ + head_, lines * sizeof(T));
+    dst_ += head_ + lines;
+    filled_ -= head_ + lines;
+    __builtin_memcpy(room_, room_ + head_ + lines, filled_ * sizeof(T));  // less than a line, from far behind
+    head_ = 0;
+  }
+
   T* dst_;
-  size_t filled_ = 0;
+  size_t filled_ = 0, head_ = 0;
   bool stream_;
-  alignas(64) T room_[kRoom];
+  alignas(64) T room_[kRoom + kStep];
 };
 
 }  // namespace

@@ -19,6 +19,22 @@ namespace {
 
 inline constexpr size_t kGroupElements = 256;
 
+// One register of integers.
+#if defined(__AVX512F__)
+inline constexpr size_t kLanes = 16;
+#elif defined(__AVX2__)
+inline constexpr size_t kLanes = 8;
+#else
+inline constexpr size_t kLanes = 4;
+#endif
+typedef int32_t Lanes __attribute__((vector_size(kLanes * 4)));
+
+GRADGATE_INLINE Lanes load_lanes(const void* p) {
+  Lanes v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+
 GRADGATE_INLINE size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
 // The hardware's streams stop at page ends; asking one page ahead keeps them going. Addresses past the end are harmless.
@@ -28,39 +44,30 @@ GRADGATE_INLINE void prefetch_ahead(const void* from, size_t bytes) {
   for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 3);
 }
 
-// dst is a multiple of 16, bytes too.
+// Stores around the caches; dst and bytes are multiples of 64. Whole cache lines only: a line left half written is written twice, or worse.
 GRADGATE_INLINE void stream_copy(void* dst, const void* src, size_t bytes) {
-#if defined(__AVX512F__)
-  if (reinterpret_cast<uintptr_t>(dst) % 64 == 0) {
-    const size_t whole = bytes & ~size_t{63};
-    for (size_t i = 0; i < whole; i += 64) {
-      _mm512_stream_si512(reinterpret_cast<__m512i*>(static_cast<char*>(dst) + i), _mm512_loadu_si512(static_cast<const char*>(src) + i));
-    }
-    dst = static_cast<char*>(dst) + whole;
-    src = static_cast<const char*>(src) + whole;
-    bytes -= whole;
-  }
-#elif defined(__AVX__)
-  if (reinterpret_cast<uintptr_t>(dst) % 32 == 0) {
-    const size_t whole = bytes & ~size_t{31};
-    for (size_t i = 0; i < whole; i += 32) {
-      _mm256_stream_si256(reinterpret_cast<__m256i*>(static_cast<char*>(dst) + i),
-                          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(static_cast<const char*>(src) + i)));
-    }
-    dst = static_cast<char*>(dst) + whole;
-    src = static_cast<const char*>(src) + whole;
-    bytes -= whole;
-  }
-#endif
 #if defined(__SSE2__)
-  for (size_t i = 0; i < bytes; i += 16) {
-    _mm_stream_si128(reinterpret_cast<__m128i*>(static_cast<char*>(dst) + i),
-                     _mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const char*>(src) + i)));
+  char* to = static_cast<char*>(dst);
+  const char* from = static_cast<const char*>(src);
+  for (size_t i = 0; i < bytes; i += 64) {
+#if defined(__AVX512F__)
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i), _mm512_loadu_si512(from + i));
+#elif defined(__AVX__)
+    for (size_t j = i; j < i + 64; j += 32) {
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(to + j), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + j)));
+    }
+#else
+    for (size_t j = i; j < i + 64; j += 16) {
+      _mm_stream_si128(reinterpret_cast<__m128i*>(to + j), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + j)));
+    }
+#endif
   }
 #else
   __builtin_memcpy(dst, src, bytes);
 #endif
 }
+// Bytes from p to the next multiple of 64.
+GRADGATE_INLINE size_t to_line(const void* p) { return (64 - reinterpret_cast<uintptr_t>(p) % 64) % 64; }
 
 // Stores around the caches become visible to other threads only after this.
 GRADGATE_INLINE void stream_end() {
@@ -74,10 +81,9 @@ GRADGATE_INLINE uint64_t at_least_64(const int32_t* v, int32_t mask, int32_t t) 
   uint64_t found = 0;
 #if defined(__AVX512F__)
   const __m512i m = _mm512_set1_epi32(mask), threshold = _mm512_set1_epi32(t);
-  for (int i = 0; i < 4; ++i) {
-    const __m512i a = _mm512_and_si512(_mm512_loadu_si512(v + 16 * i), m);
-    found |= static_cast<uint64_t>(_mm512_cmpge_epi32_mask(a, threshold)) << (16 * i);
-  }
+  __mmask16 part[4];
+  for (int i = 0; i < 4; ++i) part[i] = _mm512_cmpge_epi32_mask(_mm512_and_si512(_mm512_loadu_si512(v + 16 * i), m), threshold);
+  found = _mm512_kunpackd(_mm512_kunpackw(part[3], part[2]), _mm512_kunpackw(part[1], part[0]));
 #elif defined(__AVX2__)
   const __m256i m = _mm256_set1_epi32(mask), below = _mm256_set1_epi32(t - 1);
   for (int i = 0; i < 8; ++i) {
@@ -112,6 +118,20 @@ GRADGATE_INLINE size_t count_at_least(const int32_t* v, size_t n, int32_t t) {
   for (size_t i = 0; i < n; ++i) count += static_cast<uint32_t>(v[i] >= t);
   return count;
 #endif
+}
+
+// A large copy around the caches, any alignment.
+GRADGATE_INLINE void stream_bytes(std::byte* dst, const std::byte* src, size_t bytes) {
+  const size_t head = least(to_line(dst), bytes);
+  __builtin_memcpy(dst, src, head);
+  dst += head, src += head, bytes -= head;
+  for (; bytes >= 1024; bytes -= 1024) {
+    prefetch_ahead(src, 1024);
+    stream_copy(dst, src, 1024);
+    dst += 1024, src += 1024;
+  }
+  stream_end();
+  __builtin_memcpy(dst, src, bytes);
 }
 
 }  // namespace

@@ -55,6 +55,6 @@ void fold_any(const FoldJob& job, size_t begin, size_t end) noexcept {
 
 }  // namespace
 
-const Loops GRADGATE_LOOPS_TABLE = {GRADGATE_LOOPS_NAME, encode_any, decode_any, fold_any};
+const Loops GRADGATE_LOOPS_TABLE = {GRADGATE_LOOPS_NAME, encode_any, decode_any, fold_any, read_sum_bytes, copy_bytes, axpy_floats};
 
 }  // namespace gradgate::kernels::cpu

@@ -105,32 +105,23 @@ void decode_chunks(const DecodeJob& job, size_t begin, size_t end) {
     }
     return;
   }
-  // Parts of 1024 elements pass through L1, so that a long chunk can be stored around the caches as well.
   constexpr size_t kPart = 1024;
-  alignas(64) O room[kPart] = {};
+  Sink<O, kPart> sink(out, job.stream);
   while (begin < end) {
     const size_t length = least(chunk, end - begin), k = least(c, length);
     size_t j = 0;
     for (size_t at = 0; at < length; at += kPart) {
-      const size_t n = least(length - at, kPart), first = j;
-      O* part = job.stream ? room : out + at;
-      if (!job.stream) __builtin_memset(part, 0, n * sizeof(O));
+      const size_t n = least(length - at, kPart);
+      O* part = sink.place();
+      __builtin_memset(part, 0, n * sizeof(O));
       for (; j < k && index[j] < at + n; ++j) narrow(exact::mul(widen(value[j]), job.scale), part + (index[j] - at));
-      if (job.stream) {
-        if (n * sizeof(O) % 16 == 0) {
-          stream_copy(out + at, room, n * sizeof(O));
-        } else {
-          __builtin_memcpy(out + at, room, n * sizeof(O));
-        }
-        for (size_t i = first; i < j; ++i) room[index[i] - at] = O{};
-      }
+      sink.advance(n);
     }
     value += k;
     index += k;
-    out += length;
     begin += length;
   }
-  if (job.stream) stream_end();
+  sink.finish();
 }
 
 }  // namespace
