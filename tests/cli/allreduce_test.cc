@@ -53,7 +53,9 @@ TEST(AllReduce, EveryRankCountAndDtypeIsRight) {
       const nlohmann::json json = strict_json(finished.out);
       EXPECT_EQ(json["summary"]["out_of_bounds"], 0);
       for (const nlohmann::json& row : json["results"]) {
-        if (row["codec"] == "none" && (std::strchr("1248", ranks[0]) != nullptr)) EXPECT_EQ(row["max_error"], 0.0) << row.dump() << ": sums are exact";
+        if (row["codec"] == "none" && std::strchr("1248", ranks[0]) != nullptr) {
+          EXPECT_EQ(row["max_error"], 0.0) << row.dump() << ": sums are exact";
+        }
       }
     }
   }

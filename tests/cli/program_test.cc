@@ -4,7 +4,9 @@
 
 #include <fstream>
 #include <iterator>
+#include <regex>
 
+#include "integration/cli/options.h"
 #include "tests/cli/run_program.h"
 
 namespace gradgate::cli {
@@ -133,7 +135,32 @@ TEST(Program, JsonGoesToAFileBesideTheTable) {
   EXPECT_EQ(run_program(std::string("allreduce ") + kQuick + " -J /absent/result.json").code, 1);
 }
 
-TEST(Program, AFullDiskIsAFailure) { EXPECT_EQ(run_program(std::string("allreduce ") + kQuick + " > /dev/full").code, 1); }
+TEST(Program, AFullDiskIsAFailure) {
+  for (const char* arguments : {"", " --json"}) {
+    const Finished finished = run_program(std::string("allreduce ") + kQuick + arguments + " > /dev/full");
+    EXPECT_EQ(finished.code, 1) << arguments;
+    EXPECT_THAT(finished.err, HasSubstr("standard output"));
+  }
+}
+
+TEST(Program, TheReferenceNamesEveryOptionAndVariable) {
+  std::ifstream file(GRADGATE_SOURCE_DIR "/docs/program.md");
+  const std::string reference{std::istreambuf_iterator<char>(file), {}};
+  ASSERT_FALSE(reference.empty());
+  const std::regex option("--[a-z][a-z-]+");
+  for (const char* name : {"demo", "bench", "allreduce", "roundtrip"}) {
+    const std::string help = run_program(std::string(name) + " --help").out;
+    // A section per subcommand; what all have in common stands before the first.
+    const size_t begin = reference.find(std::string("\n## gradgate ") + name), end = reference.find("\n## ", begin + 1);
+    ASSERT_NE(begin, std::string::npos) << name;
+    const std::string section = reference.substr(0, reference.find("\n## gradgate ")) + reference.substr(begin, end == std::string::npos ? end : end - begin);
+    for (std::sregex_iterator match(help.begin(), help.end(), option), none; match != none; ++match) {
+      EXPECT_THAT(section, HasSubstr(match->str())) << name;
+      if (match->str() == "--help" || match->str() == "--print-config") continue;
+      EXPECT_THAT(section, HasSubstr(environment_name(match->str().substr(2)))) << name;
+    }
+  }
+}
 
 }  // namespace
 }  // namespace gradgate::cli

@@ -76,7 +76,9 @@ TEST(RoundTrip, EveryCodecOnRawFilesOfEverySize) {
     ASSERT_EQ(results.size(), 4u);
     for (const nlohmann::json& row : results) {
       EXPECT_EQ(row["correct"], true) << count << row.dump();
-      if (row["codec"] == "none") EXPECT_EQ(row["max_error"], 0.0);
+      if (row["codec"] == "none") {
+        EXPECT_EQ(row["max_error"], 0.0);
+      }
       if (row["codec"] == "int8" && count > 0) {
         const double largest = std::max(100.0, count - 101.0);
         EXPECT_LE(row["max_error"].get<double>(), largest / 254 * 1.0001);
