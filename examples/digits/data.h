@@ -1,7 +1,6 @@
 // The 1,797 handwritten digits that the demo trains on (README.md here: source, licence, format). They are compiled into the library,
 // so a program needs no data path at run time.
-#ifndef GRADGATE_EXAMPLES_DIGITS_DATA_H_
-#define GRADGATE_EXAMPLES_DIGITS_DATA_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -33,5 +32,3 @@ std::optional<Dataset> unpack_digits(std::span<const uint8_t> packed);
 const Dataset& dataset();
 
 }  // namespace gradgate::digits
-
-#endif  // GRADGATE_EXAMPLES_DIGITS_DATA_H_

@@ -2,8 +2,7 @@
 // weights[out][in]. Bit-identical on every instruction set: each sum is formed in a fixed order (sixteen interleaved partial sums and
 // a fixed tree, or one sum a lane) that is spelled in vector types, which the compiler maps to whatever registers there are.
 // All matrices are dense and row-major, `in` is a multiple of 16, no alignment is asked for, nothing may overlap.
-#ifndef GRADGATE_EXAMPLES_DIGITS_DENSE_MATH_H_
-#define GRADGATE_EXAMPLES_DIGITS_DENSE_MATH_H_
+#pragma once
 
 #include <cstddef>
 
@@ -29,5 +28,3 @@ void momentum_step(size_t count, float rate, float momentum, const float* gradie
                    float* weights) noexcept;
 
 }  // namespace gradgate::digits
-
-#endif  // GRADGATE_EXAMPLES_DIGITS_DENSE_MATH_H_

@@ -1,7 +1,6 @@
 // The demo's model: a multi-layer perceptron 64 -> H -> H -> 10 with ReLU and softmax cross-entropy, in plain C++. Parameters and
 // gradients are flat float arrays described by named slices, as a gradient library meets them in any trainer.
-#ifndef GRADGATE_EXAMPLES_DIGITS_NETWORK_H_
-#define GRADGATE_EXAMPLES_DIGITS_NETWORK_H_
+#pragma once
 
 #include <array>
 #include <cstddef>
@@ -63,5 +62,3 @@ class Network {
 double exp_nonpositive(double x) noexcept;
 
 }  // namespace gradgate::digits
-
-#endif  // GRADGATE_EXAMPLES_DIGITS_NETWORK_H_

@@ -1,7 +1,6 @@
 // The examples' own random numbers: a counter through the SplitMix64 mixer. std:: distributions differ between standard libraries;
 // these do not, so a seed means the same training everywhere. Not for anything but examples and tests.
-#ifndef GRADGATE_EXAMPLES_DIGITS_RANDOM_H_
-#define GRADGATE_EXAMPLES_DIGITS_RANDOM_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -40,5 +39,3 @@ class Random {
 };
 
 }  // namespace gradgate::digits
-
-#endif  // GRADGATE_EXAMPLES_DIGITS_RANDOM_H_

@@ -7,8 +7,7 @@
 //     average(trainer.gradient());           // over ranks, in place, the same bits on every rank
 //     trainer.apply(trainer.gradient());
 //   }
-#ifndef GRADGATE_EXAMPLES_DIGITS_TRAINER_H_
-#define GRADGATE_EXAMPLES_DIGITS_TRAINER_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -81,5 +80,3 @@ class Trainer {
 };
 
 }  // namespace gradgate::digits
-
-#endif  // GRADGATE_EXAMPLES_DIGITS_TRAINER_H_
