@@ -1,6 +1,6 @@
 // Data-parallel training through a gradgate session, as a trainer's author would write it: four ranks as threads, one bucket.
 //
-//   train_digits [auto | observe | off | <codec>] [steps]      e.g. train_digits chunk-topk:8/1024
+//   train_digits [auto | observe | off | <codec>] [steps]      e.g. train_digits chunk-topk:6/1024
 //
 // The parts that matter for gradgate are in train_rank(): create a session, describe the bucket, reduce once a step.
 #include <cstdio>

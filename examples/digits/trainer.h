@@ -28,7 +28,7 @@ struct Recipe {
   uint64_t cooldown = 40;
   float momentum = 0;  // sparsified gradients arrive late, and momentum repeats them
   // chunk-topk:keep/chunk, the setting with which feedback is shown to matter.
-  size_t topk_keep = 8;
+  size_t topk_keep = 6;
   size_t topk_chunk = 1024;
 };
 
