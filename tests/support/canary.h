@@ -17,7 +17,7 @@ class Guarded {
   explicit Guarded(size_t bytes, size_t offset = 0, uint8_t fill = kPattern) : memory_(bytes + 2 * kZone + 128, kPattern), bytes_(bytes) {
     const uintptr_t base = reinterpret_cast<uintptr_t>(memory_.data()) + kZone;
     start_ = (base + 63) / 64 * 64 + offset - reinterpret_cast<uintptr_t>(memory_.data());
-    std::memset(memory_.data() + start_, fill, bytes);
+    if (fill != kPattern) std::memset(memory_.data() + start_, fill, bytes);
   }
   template <class T>
   static Guarded copy_of(const std::vector<T>& v, size_t offset = 0) {
