@@ -65,7 +65,7 @@ std::string meaning(const DemoSetup& setup, const LinkResult& result, double den
 
 void print_link(const DemoOptions& o, const std::string& link, const LinkResult& result, const std::vector<TrainingResult>& trained) {
   std::string text = comment("") + comment(link_title(link));
-  Table table({{"reduction", "", 18, true}, {"step", "(ms)", 8}, {"10 %", "(ms)", 8}, {"90 %", "(ms)", 8}, {"vs dense", "", 9}, {"bytes", "", 8},
+  Table table({{"reduction", "", 18, true}, {"step", "ms", 8}, {"10 %", "ms", 8}, {"90 %", "ms", 8}, {"vs dense", "", 9}, {"bytes", "", 8},
                {"accuracy", "", 9}});
   text += table.header();
   const auto row = [&](const std::string& name, const StepTime& t, const std::string& ratio, double accuracy) {

@@ -16,7 +16,7 @@ struct DemoSetup {
   int ranks = 4;
   uint64_t seed = 1;
   digits::Recipe recipe;
-  std::vector<std::string> codecs = {"none", "bf16", "int8", "chunk-topk:8/1024"};
+  std::vector<std::string> codecs = {"none", "bf16", "int8", "chunk-topk:" + std::to_string(recipe.topk_keep) + "/" + std::to_string(recipe.topk_chunk)};
   int rounds = 3;         ///< of interleaved windows per link
   int window = 10;        ///< steps of a window; the first kWindowDiscard are not counted
   double timeout_s = 60;  ///< of every wait
