@@ -42,6 +42,10 @@ struct Int8Decoder {
 template <>
 struct Codec<CodecId::int8> {
   static constexpr size_t kBlock = 256;
+  // A codec with these three, whose payload is a scale per block and a code per element, needs no loops of its own.
+  using Encoder = Int8Encoder;
+  using Decoder = Int8Decoder;
+  using Code = int8_t;
   static constexpr const char* kGrammar = "int8[:ef]";
   static constexpr const char* kSummary = "one byte per element, f32 scale per 256";
   static constexpr bool kFeedback = true, kDefaultFeedback = false;

@@ -1,7 +1,7 @@
 // Codecs that treat each group of 256 on its own: none, bf16, int8.
 #pragma once
 
-#include "codecs/int8.h"
+#include "codecs/codecs.h"
 #include "kernels/cpu/loops.h"
 #include "kernels/cpu/loops/floors.h"
 #include "kernels/cpu/loops/group.h"
@@ -9,14 +9,17 @@
 namespace gradgate::kernels::cpu {
 namespace {
 
-struct Int8Block {
-  using Unit = int8_t;
-  static GRADGATE_INLINE Unit* start(const EncodeJob& job, size_t begin) { return reinterpret_cast<int8_t*>(job.second) + begin; }
+// A codec with a scale per block of 256 and a code per element: C is its Codec, which brings Encoder, Decoder and Code.
+template <class C>
+struct ScaledBlock {
+  using Unit = typename C::Code;
+  static_assert(C::kBlock == kGroupElements);
+  static GRADGATE_INLINE Unit* start(const EncodeJob& job, size_t begin) { return reinterpret_cast<Unit*>(job.second) + begin; }
 
   // Codes of a group, and with feedback its residual. e may be null without.
   template <bool kFeedback>
-  static GRADGATE_INLINE void encode(const EncodeJob& job, size_t begin, const Group& group, int8_t* code, float* e) {
-    const codecs::Int8Encoder block = codecs::Int8Encoder::of(static_cast<uint32_t>(group.max));
+  static GRADGATE_INLINE void encode(const EncodeJob& job, size_t begin, const Group& group, Unit* code, float* e) {
+    const typename C::Encoder block = C::Encoder::of(static_cast<uint32_t>(group.max));
     __builtin_memcpy(job.first + begin / kGroupElements * 4, &block.stored, 4);
     if (!block.finite) {
       for (size_t i = 0; i < kGroupElements; ++i) code[i] = 0;
@@ -24,12 +27,12 @@ struct Int8Block {
     }
     const float* x = group.x;
     if constexpr (!kFeedback) {
-      for (size_t i = 0; i < kGroupElements; ++i) code[i] = static_cast<int8_t>(block.code(x[i]));
+      for (size_t i = 0; i < kGroupElements; ++i) code[i] = static_cast<Unit>(block.code(x[i]));
     } else {
-      const codecs::Int8Decoder decoder = codecs::Int8Decoder::of(block.stored);
+      const typename C::Decoder decoder = C::Decoder::of(block.stored);
       for (size_t i = 0; i < kGroupElements; ++i) {
         const int32_t q = block.code(x[i]);
-        code[i] = static_cast<int8_t>(q);
+        code[i] = static_cast<Unit>(q);
         e[i] = exact::sub(x[i], decoder.value(q));
       }
     }
@@ -39,9 +42,9 @@ struct Int8Block {
   static GRADGATE_INLINE void decode(const DecodeJob& job, size_t begin, size_t n, O* out) {
     uint32_t stored;
     __builtin_memcpy(&stored, job.first + begin / kGroupElements * 4, 4);
-    const codecs::Int8Decoder decoder = codecs::Int8Decoder::of(stored);
-    const int8_t* code = reinterpret_cast<const int8_t*>(job.second) + begin;
-    prefetch_ahead(code, kGroupElements);
+    const typename C::Decoder decoder = C::Decoder::of(stored);
+    const Unit* code = reinterpret_cast<const Unit*>(job.second) + begin;
+    prefetch_ahead(code, kGroupElements * sizeof(Unit));
     const float scale = job.scale;
     emit<kAdd>(out, n, [=](size_t i) { return exact::mul(decoder.value(code[i]), scale); });
   }
