@@ -133,12 +133,12 @@ TEST(CodecList, IsClosed) {
     EXPECT_TRUE(names.insert(info.name).second);
     EXPECT_TRUE(ids.insert(static_cast<int>(info.id)).second);
     EXPECT_TRUE(fidelities.insert(info.fidelity).second);
-    EXPECT_EQ(&codec_info(info.id) == &info || std::string(codec_info(info.id).name) == info.name, true);
+    EXPECT_STREQ(codec_info(info.id).name, info.name);
     EXPECT_EQ(tested.count(info.name), 1u) << info.name << " is in no test";
     EXPECT_EQ(std::string(info.grammar).rfind(info.name, 0), 0u);
     EXPECT_NE(std::string(info.summary), "");
   }
-  EXPECT_EQ(codec_infos().size(), 4u);
+  EXPECT_EQ(codec_infos().size(), names.size());
   EXPECT_EQ(codec_info(CodecId::none).fidelity, 0);
 }
 
