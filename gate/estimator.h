@@ -79,7 +79,6 @@ class AlignedWindow {
       out[i] = i < have ? values_[(count_ - have + i) % window] : std::numeric_limits<double>::quiet_NaN();
     }
   }
-  void restart() noexcept { count_ = 0; }
 
  private:
   double values_[RunningMedian::kCapacity] = {};

@@ -10,6 +10,7 @@
 
 #include "gate/estimator.h"
 #include "gate/plan_state.h"
+#include "gate/report.h"
 
 namespace gradgate::gate {
 namespace {
@@ -35,52 +36,7 @@ uint64_t checksum(const std::byte* data, size_t n) noexcept {
   return hash;
 }
 
-bool valid_config(const GateConfig& c) noexcept {
-  const auto share = [](double v) { return v >= 0 && v <= 1; };
-  return c.mode <= Mode::observe && c.ranks >= 1 && std::isfinite(c.min_bytes) && c.min_bytes >= 0 && c.shadow_samples >= 1 &&
-         c.startup_max >= 4 && c.startup_max <= 10000 && c.startup_min >= 1 && c.startup_min <= c.startup_max &&
-         c.shadow_samples <= 1000 && c.window >= 1 && c.window <= kMaxWindow && c.discard <= 1000 &&
-         c.verify_window > c.discard && c.verify_window <= 10000 && c.verify_rounds >= 1 && c.verify_rounds <= 16 &&
-         // Six pairs that all point one way are the fewest that p < 0.05 can accept.
-         2 * (c.verify_window - c.discard) * c.verify_rounds >= 6 && share(c.significance) && share(c.min_gain) &&
-         c.agree_every >= 1 && c.agree_every <= 1000000 && c.hold_first >= 1 && c.hold_max >= c.hold_first &&
-         c.hold_max <= (1u << 30) && std::isfinite(c.drift) && c.drift > 0 && share(c.token_fraction) &&
-         c.losing_windows >= 1 && c.observe_after >= 1;
-}
-
-bool valid_inputs(std::span<const CandidateInfo> candidates, std::span<const BucketInfo> buckets) noexcept {
-  if (candidates.size() > static_cast<size_t>(kMaxCandidates)) return false;
-  for (const CandidateInfo& c : candidates) {
-    if (c.name[0] == '\0' || std::memchr(c.name, '\0', sizeof(c.name)) == nullptr || c.exchange > Exchange::hierarchical) return false;
-  }
-  const auto size = [](double v) { return std::isfinite(v) && v >= 0; };
-  for (const BucketInfo& b : buckets) {
-    if (!size(b.dense_bytes) || !std::all_of(b.payload_bytes, b.payload_bytes + candidates.size(), size)) return false;
-  }
-  return true;
-}
-
 }  // namespace
-
-const char* mode_name(Mode mode) noexcept {
-  switch (mode) {
-    case Mode::automatic: return "auto";
-    case Mode::on: return "on";
-    case Mode::off: return "off";
-    case Mode::observe: return "observe";
-  }
-  return "?";
-}
-
-const char* action_name(Action action) noexcept {
-  switch (action) {
-    case Action::dense: return "dense";
-    case Action::probe: return "probe";
-    case Action::flush: return "flush";
-    case Action::compress: return "compress";
-  }
-  return "?";
-}
 
 struct Gate::Impl {
   GateShape shape;
@@ -292,14 +248,11 @@ Status Gate::apply(std::span<const double> message) noexcept {
     GRADGATE_TRY(read_message(g.shape, message, &next, &error));
     GRADGATE_TRY(error);
     if (next.epoch != g.state.epoch + 1 || next.applies_at != g.local.step) return StatusCode::bad_payload;
-    const bool enters = next.phase_start == g.local.step;
-    for (size_t b = 0; enters && b < next.buckets.size(); ++b) {
-      const BucketState& bucket = next.buckets[b];
-      // A new phase wants new numbers: shadow series in a measuring phase, transfers in a verification.
-      for (int c = 1; next.phase == Phase::measure && c <= static_cast<int>(g.shape.candidate_count()); ++c) {
-        if (c != bucket.running) g.codec(b, c).encode.restart(), g.codec(b, c).decode.restart();
+    // A measuring phase that begins wants new shadow series; what runs is measured as it runs.
+    for (size_t b = 0; next.phase == Phase::measure && b < next.buckets.size(); ++b) {
+      for (int c = 1; c <= static_cast<int>(g.shape.candidate_count()); ++c) {
+        if (c != next.buckets[b].running) g.codec(b, c).encode.restart(), g.codec(b, c).decode.restart();
       }
-      if (next.phase == Phase::verify) g.transfer(b, 0).restart(), g.transfer(b, bucket.plan).restart();
     }
     g.state = std::move(next);
   } catch (const std::bad_alloc&) {

@@ -58,6 +58,51 @@ constexpr double field_limit() {
 
 }  // namespace
 
+const char* mode_name(Mode mode) noexcept {
+  switch (mode) {
+    case Mode::automatic: return "auto";
+    case Mode::on: return "on";
+    case Mode::off: return "off";
+    case Mode::observe: return "observe";
+  }
+  return "?";
+}
+
+const char* action_name(Action action) noexcept {
+  switch (action) {
+    case Action::dense: return "dense";
+    case Action::probe: return "probe";
+    case Action::flush: return "flush";
+    case Action::compress: return "compress";
+  }
+  return "?";
+}
+
+bool valid_config(const GateConfig& c) noexcept {
+  const auto share = [](double v) { return v >= 0 && v <= 1; };
+  return c.mode <= Mode::observe && c.ranks >= 1 && std::isfinite(c.min_bytes) && c.min_bytes >= 0 && c.shadow_samples >= 1 &&
+         c.startup_max >= 4 && c.startup_max <= 10000 && c.startup_min >= 1 && c.startup_min <= c.startup_max &&
+         c.shadow_samples <= 1000 && c.window >= 1 && c.window <= kMaxWindow && c.discard <= 1000 &&
+         c.verify_window > c.discard && c.verify_window <= 10000 && c.verify_rounds >= 1 && c.verify_rounds <= 16 &&
+         // Six pairs that all point one way are the fewest that p < 0.05 can accept.
+         2 * (c.verify_window - c.discard) * c.verify_rounds >= 6 && share(c.significance) && share(c.min_gain) &&
+         c.agree_every >= 1 && c.agree_every <= 1000000 && c.hold_first >= 1 && c.hold_max >= c.hold_first &&
+         c.hold_max <= (1u << 30) && std::isfinite(c.drift) && c.drift > 0 && share(c.token_fraction) &&
+         c.losing_windows >= 1 && c.observe_after >= 1;
+}
+
+bool valid_inputs(std::span<const CandidateInfo> candidates, std::span<const BucketInfo> buckets) noexcept {
+  if (candidates.size() > static_cast<size_t>(kMaxCandidates)) return false;
+  for (const CandidateInfo& c : candidates) {
+    if (c.name[0] == '\0' || std::memchr(c.name, '\0', sizeof(c.name)) == nullptr || c.exchange > Exchange::hierarchical) return false;
+  }
+  const auto size = [](double v) { return std::isfinite(v) && v >= 0; };
+  for (const BucketInfo& b : buckets) {
+    if (!size(b.dense_bytes) || !std::all_of(b.payload_bytes, b.payload_bytes + candidates.size(), size)) return false;
+  }
+  return true;
+}
+
 const char* phase_text(Phase phase) noexcept {
   switch (phase) {
     case Phase::startup: return "startup";
@@ -160,18 +205,6 @@ bool transfer_counts(const GateShape& shape, const PlanState& state, uint64_t st
   const uint64_t offset = step - state.phase_start;
   if (state.phase == Phase::verify) return offset % shape.config.verify_window >= shape.config.discard;
   return offset >= shape.config.discard;
-}
-
-ReportLayout report_layout(const GateShape& shape, const PlanState& state) noexcept {
-  ReportLayout layout;
-  const uint64_t from = state.phase == Phase::verify ? state.phase_start : state.last_agreement;
-  if (state.next_agreement == kNever) return layout;
-  layout.steps = std::min<size_t>(state.next_agreement - from, shape.step_capacity());
-  layout.full = state.phase != Phase::hold;
-  layout.buckets = shape.buckets.size();
-  layout.candidates = shape.candidate_count();
-  layout.window = shape.config.window;
-  return layout;
 }
 
 size_t message_doubles(size_t buckets) {

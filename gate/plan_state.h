@@ -100,6 +100,9 @@ struct GateShape {
   size_t step_capacity() const noexcept;
 };
 double hash_shape(const GateShape& shape) noexcept;
+/// False: a value outside its range.
+bool valid_config(const GateConfig& config) noexcept;
+bool valid_inputs(std::span<const CandidateInfo> candidates, std::span<const BucketInfo> buckets) noexcept;
 
 /// The state before the first step.
 PlanState initial_state(const GateShape& shape);
@@ -114,27 +117,6 @@ Assignment assignment(const GateShape& shape, const PlanState& state, size_t buc
 int shadow_candidate(const GateShape& shape, const PlanState& state, size_t bucket, uint64_t step) noexcept;
 /// False for steps whose transfer times do not count: first steps of a phase or of a verification window.
 bool transfer_counts(const GateShape& shape, const PlanState& state, uint64_t step) noexcept;
-
-/// Layout of one report: header, step times, and in full reports per bucket the codec medians and transfer windows.
-struct ReportLayout {
-  enum Header : size_t { kStep = 0, kEpoch = 1, kHash = 2, kFailures = 3, kFailed = 4, kShadow = 5, kHeader = 6 };
-  /// kFailures counts failed exchanges since the last agreement; kFailed names one: 16 × bucket + candidate, or 0. kShadow:
-  /// seconds spent in shadow calls since the last agreement.
-  size_t steps = 0;  ///< step times
-  bool full = false;
-  size_t buckets = 0, candidates = 0, window = 0;
-
-  size_t per_bucket() const noexcept { return full ? 2 * candidates + 2 * window : 0; }
-  size_t size() const noexcept { return kHeader + steps + buckets * per_bucket(); }
-  size_t encode_at(size_t bucket, size_t candidate) const noexcept {
-    return kHeader + steps + bucket * per_bucket() + 2 * (candidate - 1);
-  }
-  size_t decode_at(size_t bucket, size_t candidate) const noexcept { return encode_at(bucket, candidate) + 1; }
-  size_t dense_at(size_t bucket) const noexcept { return kHeader + steps + bucket * per_bucket() + 2 * candidates; }
-  size_t plan_at(size_t bucket) const noexcept { return dense_at(bucket) + window; }
-};
-/// Layout of the report of the agreement that ends the window in `state`.
-ReportLayout report_layout(const GateShape& shape, const PlanState& state) noexcept;
 
 /// Doubles of a message, its writing, and its reading (bad_payload: not a message, or values out of range).
 size_t message_doubles(size_t buckets);

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "gate/plan_state.h"
+#include "gate/report.h"
 
 namespace gradgate::gate {
 namespace {
@@ -12,55 +13,6 @@ constexpr double kNan = kMissing;
 /// The model is scaled by measured over modelled dense time, within this factor either way: a probe on an idle link and a
 /// collective in a busy step differ, and both sides of the inequality should be priced under the same load.
 constexpr double kMaxLoadFactor = 2;
-
-// All reports as one set of numbers.
-struct Agreed {
-  std::vector<double> steps;                           // MAX over ranks per step
-  std::vector<double> encode, decode;                  // MAX over ranks of the medians; bucket-major
-  std::vector<double> dense_transfer, plan_transfer;   // MIN over ranks per step, then the median
-  double failures = 0, failed = 0, shadow_s = 0;
-};
-
-// Column-wise over ranks; NaN as soon as one rank has no usable number, because then the ranks cannot be compared.
-template <class Pick>
-double over_ranks(std::span<const double> reports, size_t stride, size_t at, Pick pick) noexcept {
-  double result = kNan;
-  for (size_t r = at; r < reports.size(); r += stride) {
-    if (!usable_seconds(reports[r])) return kNan;
-    result = std::isnan(result) ? reports[r] : pick(result, reports[r]);
-  }
-  return result;
-}
-double larger(double a, double b) noexcept { return a > b ? a : b; }
-double smaller(double a, double b) noexcept { return a < b ? a : b; }
-
-Agreed agree(const ReportLayout& layout, std::span<const double> reports) {
-  Agreed a;
-  const size_t stride = layout.size();
-  for (size_t r = 0; r < reports.size(); r += stride) {
-    a.failures += reports[r + ReportLayout::kFailures];
-    a.failed = larger(a.failed, reports[r + ReportLayout::kFailed]);
-    a.shadow_s = larger(a.shadow_s, reports[r + ReportLayout::kShadow]);
-  }
-  for (size_t i = 0; i < layout.steps; ++i) {
-    a.steps.push_back(over_ranks(reports, stride, ReportLayout::kHeader + i, larger));
-  }
-  if (!layout.full) return a;
-  std::vector<double> window(layout.window);
-  const auto transfer = [&](size_t at) {
-    for (size_t i = 0; i < layout.window; ++i) window[i] = over_ranks(reports, stride, at + i, smaller);
-    return median_in_place(window);
-  };
-  for (size_t b = 0; b < layout.buckets; ++b) {
-    for (size_t c = 1; c <= layout.candidates; ++c) {
-      a.encode.push_back(over_ranks(reports, stride, layout.encode_at(b, c), larger));
-      a.decode.push_back(over_ranks(reports, stride, layout.decode_at(b, c), larger));
-    }
-    a.dense_transfer.push_back(transfer(layout.dense_at(b)));
-    a.plan_transfer.push_back(transfer(layout.plan_at(b)));
-  }
-  return a;
-}
 
 class Planner {
  public:
@@ -97,7 +49,7 @@ class Planner {
     next_.p = 1;
     next_.median_gain_s = next_.test_plan_s = next_.test_base_s = next_.drift_from_s = kNan;
     next_.deferred_drift_check = false;
-    next_.failed_calls = static_cast<uint32_t>(agreed_.failures);
+    next_.failed_calls = static_cast<uint32_t>(std::fmin(agreed_.failures, 1e9));
     next_.shut_by = 0;
     for (BucketState& b : next_.buckets) b.flush = b.closed_now = false, b.closed_candidate = 0;
 
@@ -109,9 +61,19 @@ class Planner {
     } else {
       const double step_s = std::isnan(next_.step_s) ? 0 : next_.step_s;
       next_.tokens_s += config_.token_fraction * step_s * next_.window_steps - agreed_.shadow_s;
-      next_.tokens_s = smaller(next_.tokens_s, config_.token_fraction * step_s * config_.hold_max);
+      // What a longest hold earns can be kept, and in any case what the next check costs: else it would never come.
+      const double longest = config_.token_fraction * step_s * config_.hold_max;
+      next_.tokens_s = std::fmin(next_.tokens_s, std::fmax(longest, recheck_cost() + next_.measure_cost_s));
     }
-    if (!agreed_.dense_transfer.empty()) next_.measure_cost_s = measure_cost();
+    if (!agreed_.dense_transfer.empty()) {
+      next_.measure_cost_s = measure_cost();
+      for (size_t i = 0; i < next_.buckets.size(); ++i) {
+        const BucketState& old = state_.buckets[i];
+        if (old.plan == old.running && !std::isnan(agreed_.plan_transfer[i])) {
+          next_.buckets[i].running_transfer_s = agreed_.plan_transfer[i];
+        }
+      }
+    }
   }
 
   // Sets which buckets flush: those that leave compression for good, or until the next plan.
@@ -169,8 +131,9 @@ class Planner {
     const double half = 2.0 * window * state_.rounds, gain = test.pairs > 0 ? test.base_s - test.plan_s : 0;
     if (base_dense) next_.saved_s += half * gain;
     // What the comparison cost against simply running what ran before.
-    const double cost = half * larger(state_.challenge ? -gain : gain, 0);
-    if (!state_.bring_up) next_.tokens_s -= next_.check_cost_s = cost;
+    const double cost = half * std::fmax(state_.challenge ? -gain : gain, 0);
+    next_.check_cost_s = cost;
+    if (!state_.bring_up) next_.tokens_s -= cost;
     if (base_dense && test.pairs > 0) next_.dense_step_s = test.base_s;
     if (state_.challenge) {
       after_challenge(test);
@@ -221,9 +184,6 @@ class Planner {
       return enter_hold();
     }
     next_.losing = 0;
-    for (size_t i = 0; i < next_.buckets.size(); ++i) {
-      if (next_.buckets[i].running != 0) next_.buckets[i].running_transfer_s = agreed_.plan_transfer[i];
-    }
     if (alternatives() && next_.tokens_s >= next_.measure_cost_s) return enter_measure();
     enter_hold();
   }
@@ -285,8 +245,7 @@ class Planner {
   void on_hold_end(bool is_open) {
     next_.hold_steps = std::min(2 * state_.hold_steps, config_.hold_max);
     if (is_open) {
-      const double gain = next_.dense_step_s - next_.plan_step_s;
-      const double cost = 2.0 * config_.verify_window * (gain > 0 ? gain : 0);
+      const double cost = recheck_cost();
       if (next_.tokens_s >= cost) return enter_verify(false);
       next_.check_cost_s = cost;
       next_.events |= kEventDefer;
@@ -382,6 +341,11 @@ class Planner {
     }
     return false;
   }
+  // Of one ABBA round against dense: what its dense windows lose.
+  double recheck_cost() const noexcept {
+    const double gain = next_.dense_step_s - next_.plan_step_s;
+    return gain > 0 ? 2.0 * config_.verify_window * gain : 0;
+  }
   double measure_cost() const noexcept {
     double cost = 0;
     const size_t n = shape_.candidate_count();
@@ -397,7 +361,6 @@ class Planner {
 
   Decision predict(size_t bucket, int incumbent) const {
     const BucketInfo& info = shape_.buckets[bucket];
-    const BucketState& old = state_.buckets[bucket];
     const BucketState& b = next_.buckets[bucket];
     const size_t n = shape_.candidate_count();
     const double modelled = exchange_cost(Exchange::all_reduce, link_, info.dense_bytes);
@@ -418,9 +381,7 @@ class Planner {
       cost.encode_s = agreed_.encode[bucket * n + i];
       cost.decode_s = agreed_.decode[bucket * n + i];
       // What was seen on the wire beats the model.
-      if (c == old.plan && !std::isnan(agreed_.plan_transfer[bucket])) {
-        cost.transfer_s = agreed_.plan_transfer[bucket];
-      } else if (c == b.running && !std::isnan(b.running_transfer_s)) {
+      if (c == b.running && !std::isnan(b.running_transfer_s)) {
         cost.transfer_s = b.running_transfer_s;
       } else {
         cost.transfer_s = load * exchange_cost(shape_.candidates[i].exchange, link_, info.payload_bytes[i]);
@@ -453,7 +414,12 @@ Status advance(const GateShape& shape, const PlanState& state, const LinkModel& 
                std::span<const double> reports, PlanState* next) {
   const ReportLayout layout = report_layout(shape, state);
   if (reports.size() != shape.config.ranks * layout.size()) return StatusCode::invalid_argument;
+  const auto counter = [](double v) { return v >= 0 && v <= static_cast<double>(kNever); };
   for (size_t r = 0; r < reports.size(); r += layout.size()) {
+    if (!counter(reports[r + ReportLayout::kFailures]) || !counter(reports[r + ReportLayout::kFailed]) ||
+        !counter(reports[r + ReportLayout::kShadow])) {
+      return StatusCode::peer_mismatch;
+    }
     if (reports[r + ReportLayout::kStep] != static_cast<double>(step) || reports[r + ReportLayout::kHash] != shape.hash ||
         reports[r + ReportLayout::kEpoch] != static_cast<double>(state.epoch)) {
       return StatusCode::peer_mismatch;

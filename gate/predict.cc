@@ -92,12 +92,13 @@ Decision decide(double dense_s, double dense_bytes, std::span<const CandidateCos
   if (!(dense_bytes > 0) || !std::isfinite(dense_bytes)) return d.why = Why::empty_bucket, d;
   if (!sane(dense_s)) return d.why = Why::bad_dense_time, d;
 
-  int best = 0, fastest = 0;  // best: fastest of all that have numbers; fastest: of those that pass
+  int best = 0, fastest = 0, barred = 0;  // best: fastest of all that have numbers; fastest: of those that pass
   for (size_t i = 0; i < candidates.size(); ++i) {
     const int c = static_cast<int>(i) + 1;
     const Why reason = admission(candidates[i], dense_bytes);
     if (reason != Why::fastest) {
       if (d.why == Why::no_candidate) d.why = reason;
+      if (reason == Why::lost_verification && barred == 0) barred = c;
       continue;
     }
     if (best == 0 || total(candidates[i]) < total(candidates[best - 1])) best = c;
@@ -105,7 +106,10 @@ Decision decide(double dense_s, double dense_bytes, std::span<const CandidateCos
     if (fastest == 0 || total(candidates[i]) < total(candidates[fastest - 1])) fastest = c;
   }
   if (fastest == 0) {
-    if (best == 0) return d;
+    if (best == 0) {
+      if (barred != 0) take_numbers(&d, barred, candidates[barred - 1]);
+      return d;
+    }
     take_numbers(&d, best, candidates[best - 1]);
     // Without hysteresis it would have been opened: say that, not that it does not pay.
     d.why = incumbent == 0 && passes(candidates[best - 1], dense_s, border(best, kNoIncumbent)) ? Why::kept : Why::break_even;

@@ -68,8 +68,9 @@ struct CandidateCost {
 
 /// The outcome, with every number of the inequality. Numbers are those of `considered`; NaN where there are none.
 struct Decision {
-  int chosen = 0;      ///< 0: dense; c: the caller's candidate c (span index c − 1)
-  int considered = 0;  ///< the candidate the numbers belong to: `chosen`, or the best one turned down; 0: none had numbers
+  int chosen = 0;  ///< 0: dense; c: the caller's candidate c (span index c − 1)
+  /// The candidate that the numbers belong to: `chosen`, or the best one turned down, or one closed for good; 0: none.
+  int considered = 0;
   double dense_s = kMissing;
   double encode_s = kMissing, transfer_s = kMissing, decode_s = kMissing;
   double payload_bytes = 0;

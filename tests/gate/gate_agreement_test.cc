@@ -131,10 +131,9 @@ TEST(GateAgreement, DamagedMessagesAreRefused) {
   ASSERT_TRUE(sim.gates[0].decide(reports, message).ok());
   int refused = 0;
   for (size_t i = 0; i < message.size(); ++i) {
-    for (const double bad : {-1.0, 0.5, 1e300, kNaN}) {
+    for (const double bad : {-1.0, 0.5, 77.0, 1e300, kNaN}) {
       std::vector<double> damaged = message;
       damaged[i] = bad;
-      Gate copy;  // a fresh gate in the same state
       Simulation fresh(World{}, {});
       for (int s = 0; s < 10; ++s) fresh.gates[1].end_step(1e-2);
       if (!fresh.gates[1].apply(damaged).ok()) {
@@ -148,6 +147,8 @@ TEST(GateAgreement, DamagedMessagesAreRefused) {
   EXPECT_EQ(sim.gates[1].apply(std::span(message).first(message.size() - 1)).code(), StatusCode::bad_payload);
   ASSERT_TRUE(sim.gates[1].apply(message).ok());
   EXPECT_EQ(sim.gates[1].apply(message).code(), StatusCode::bad_payload) << "twice";
+  sim.gates[2].end_step(1e-2);
+  EXPECT_EQ(sim.gates[2].apply(message).code(), StatusCode::bad_payload) << "a step too late";
 }
 
 TEST(GateModes, ObserveNeverChangesAnAction) {
@@ -212,6 +213,20 @@ TEST(GateModes, EmptyAndUnofferedBuckets) {
   EXPECT_EQ(sim.gates[0].running(0), 1);
   EXPECT_EQ(sim.gates[0].running(1), 0);
   EXPECT_EQ(sim.gates[0].decision(1).why, Why::empty_bucket);
+  // A codec that is not offered for a bucket is neither run nor measured.
+  w.bucket_bytes = {4e6};
+  w.codecs = {SimCodec{"f16-only", Exchange::two_shot, 1, std::numeric_limits<double>::infinity()}, SimCodec{"int8"}};
+  Simulation partly(w, {});
+  partly.run(100);
+  EXPECT_EQ(partly.gates[0].running(0), 2);
+  for (const StepPlan& plan : partly.actions[0]) EXPECT_NE(plan.shadow, 1);
+  GateConfig on;
+  on.mode = Mode::on;
+  Simulation forced(w, on);
+  forced.run(10);
+  EXPECT_EQ(forced.count(0, Action::dense), 10);
+  EXPECT_EQ(forced.gates[0].decision(0).why, Why::no_candidate);
+  w.codecs = {SimCodec{}};
   w.bucket_bytes = {};
   Simulation none(w, {});
   none.run(100);

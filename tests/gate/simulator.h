@@ -24,6 +24,8 @@ struct SimCodec {
   double encode_Bps = 4e9, decode_Bps = 8e9;  ///< gradient bytes per second, one encode or decode of a whole bucket
   double hidden_s = 0;                        ///< extra time of a compressed step that no sample shows
   bool fails = false;
+  double fixed_s = 0;      ///< per encode or decode call
+  double wire_factor = 1;  ///< real transfers of this codec take so many times the model
 };
 
 struct World {
@@ -35,6 +37,9 @@ struct World {
   double noise = 0;                  ///< relative, uniform either way, on every time
   double late_s = 0;                 ///< one rank in turn arrives so much late: the others wait in the collective
   double codec_slowdown_of_rank0 = 1;
+  bool hidden_on_rank0_only = false;  ///< SimCodec::hidden_s shows in the step time of rank 0 only
+  double load = 1;                    ///< real transfers take so many times the model
+  uint64_t cold_steps = 0;            ///< the first steps of the job transfer ten times slower
 };
 
 class Simulation {
@@ -82,22 +87,24 @@ class Simulation {
       double slowest_codec = 0, slowest_shadow = 0;
       const double bytes = world.bucket_bytes[b];
       const double wire = plan.action == Action::compress
-                              ? exchange_cost(codec(plan.candidate).exchange, link, std::ceil(bytes / codec(plan.candidate).ratio))
+                              ? codec(plan.candidate).wire_factor *
+                                    exchange_cost(codec(plan.candidate).exchange, link, std::ceil(bytes / codec(plan.candidate).ratio))
                               : exchange_cost(Exchange::all_reduce, link, bytes);
-      const double transfer = wire * jitter();
+      const double transfer = wire * world.load * (now < world.cold_steps ? 10 : 1) * jitter();
       for (uint32_t r = 0; r < world.ranks; ++r) {
         const StepPlan own = gates[r].plan(b);
         ASSERT_EQ(static_cast<int>(own.action), static_cast<int>(plan.action)) << "step " << now << " rank " << r;
         ASSERT_EQ(own.candidate, plan.candidate) << "step " << now << " rank " << r;
         ASSERT_EQ(own.shadow, plan.shadow) << "step " << now << " rank " << r;
+        ASSERT_TRUE(own.shadow == -1 || own.shadow != own.candidate) << "what runs is measured as it runs";
         Sample sample;
         sample.candidate = plan.candidate;
         // Every rank but the late one waits; the gate must not take waiting for transfer.
         sample.transfer_s = transfer + (r == now % world.ranks ? 0 : world.late_s);
         if (plan.action == Action::compress) {
           const CodecWork work = codec_work(codec(plan.candidate).exchange, world.ranks);
-          sample.encode_s = work.encodes * bytes / codec(plan.candidate).encode_Bps * slowdown(r) * jitter();
-          sample.decode_s = work.decodes * bytes / codec(plan.candidate).decode_Bps * slowdown(r) * jitter();
+          sample.encode_s = work.encodes * call_s(plan.candidate, bytes / codec(plan.candidate).encode_Bps, r);
+          sample.decode_s = work.decodes * call_s(plan.candidate, bytes / codec(plan.candidate).decode_Bps, r);
           sample.ok = !codec(plan.candidate).fails;
           slowest_codec = std::max(slowest_codec, sample.encode_s + sample.decode_s);
           hidden_s = std::max(hidden_s, codec(plan.candidate).hidden_s);
@@ -107,8 +114,8 @@ class Simulation {
           Sample shadow;
           shadow.candidate = static_cast<uint8_t>(plan.shadow);
           shadow.shadow = true;
-          shadow.encode_s = bytes / codec(plan.shadow).encode_Bps * slowdown(r) * jitter();
-          shadow.decode_s = bytes / codec(plan.shadow).decode_Bps * slowdown(r) * jitter();
+          shadow.encode_s = call_s(plan.shadow, bytes / codec(plan.shadow).encode_Bps, r);
+          shadow.decode_s = call_s(plan.shadow, bytes / codec(plan.shadow).decode_Bps, r);
           gates[r].record(b, shadow);
           slowest_shadow = std::max(slowest_shadow, shadow.encode_s + shadow.decode_s);
         }
@@ -119,7 +126,9 @@ class Simulation {
     total_shadow_s += shadow_s;
     total_s += step_s + shadow_s + hidden_s;
     step_times.push_back(step_s + shadow_s + hidden_s);
-    for (uint32_t r = 0; r < world.ranks; ++r) gates[r].end_step(step_times.back() * (1 + 1e-4 * r));
+    for (uint32_t r = 0; r < world.ranks; ++r) {
+      gates[r].end_step(step_times.back() - (world.hidden_on_rank0_only && r > 0 ? hidden_s : 0));
+    }
     agree();
   }
 
@@ -161,7 +170,9 @@ class Simulation {
   int agreements = 0;
 
  private:
-  double slowdown(uint32_t rank) const { return rank == 0 ? world.codec_slowdown_of_rank0 : 1; }
+  double call_s(int candidate, double work_s, uint32_t rank) {
+    return (codec(candidate).fixed_s + work_s) * (rank == 0 ? world.codec_slowdown_of_rank0 : 1) * jitter();
+  }
   double jitter() {
     random_ = random_ * 6364136223846793005ull + 1442695040888963407ull;
     return 1 + world.noise * (static_cast<double>(random_ >> 11) / 4503599627370496.0 - 1);

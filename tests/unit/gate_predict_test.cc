@@ -115,6 +115,7 @@ TEST(GatePredict, BarredCandidatesStayOut) {
   c.barred = true;
   EXPECT_EQ(decide_one(1000, c).chosen, 0);
   EXPECT_EQ(decide_one(1000, c).why, Why::lost_verification);
+  EXPECT_EQ(decide_one(1000, c).considered, 1) << "its numbers are still shown";
 }
 
 TEST(GatePredict, NearTiesDoNotFlap) {

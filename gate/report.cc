@@ -1,0 +1,66 @@
+#include "gate/report.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "gate/estimator.h"
+
+namespace gradgate::gate {
+namespace {
+
+// Column-wise over ranks; NaN as soon as one rank has no usable number, because then the ranks cannot be compared.
+template <class Pick>
+double over_ranks(std::span<const double> reports, size_t stride, size_t at, Pick pick) noexcept {
+  double result = kMissing;
+  for (size_t r = at; r < reports.size(); r += stride) {
+    if (!usable_seconds(reports[r])) return kMissing;
+    result = std::isnan(result) ? reports[r] : pick(result, reports[r]);
+  }
+  return result;
+}
+double larger(double a, double b) noexcept { return a > b ? a : b; }
+double smaller(double a, double b) noexcept { return a < b ? a : b; }
+
+}  // namespace
+
+ReportLayout report_layout(const GateShape& shape, const PlanState& state) noexcept {
+  ReportLayout layout;
+  const uint64_t from = state.phase == Phase::verify ? state.phase_start : state.last_agreement;
+  if (state.next_agreement == kNever) return layout;
+  layout.steps = std::min<size_t>(state.next_agreement - from, shape.step_capacity());
+  layout.full = state.phase != Phase::hold;
+  layout.buckets = shape.buckets.size();
+  layout.candidates = shape.candidate_count();
+  layout.window = shape.config.window;
+  return layout;
+}
+
+Agreed agree(const ReportLayout& layout, std::span<const double> reports) {
+  Agreed a;
+  const size_t stride = layout.size();
+  for (size_t r = 0; r < reports.size(); r += stride) {
+    a.failures += reports[r + ReportLayout::kFailures];
+    a.failed = larger(a.failed, reports[r + ReportLayout::kFailed]);
+    a.shadow_s = larger(a.shadow_s, reports[r + ReportLayout::kShadow]);
+  }
+  for (size_t i = 0; i < layout.steps; ++i) {
+    a.steps.push_back(over_ranks(reports, stride, ReportLayout::kHeader + i, larger));
+  }
+  if (!layout.full) return a;
+  std::vector<double> window(layout.window);
+  const auto transfer = [&](size_t at) {
+    for (size_t i = 0; i < layout.window; ++i) window[i] = over_ranks(reports, stride, at + i, smaller);
+    return median_in_place(window);
+  };
+  for (size_t b = 0; b < layout.buckets; ++b) {
+    for (size_t c = 1; c <= layout.candidates; ++c) {
+      a.encode.push_back(over_ranks(reports, stride, layout.encode_at(b, c), larger));
+      a.decode.push_back(over_ranks(reports, stride, layout.decode_at(b, c), larger));
+    }
+    a.dense_transfer.push_back(transfer(layout.dense_at(b)));
+    a.plan_transfer.push_back(transfer(layout.plan_at(b)));
+  }
+  return a;
+}
+
+}  // namespace gradgate::gate
