@@ -43,7 +43,8 @@ void scale_piece(void* argument, size_t piece) noexcept {
       for (size_t i = first; i < last; ++i) g[i] = float_to_f16(f16_to_float(g[i]) * factor);
       return;
     }
-    case DType::u8: return;
+    case DType::u8:
+      return;
   }
 }
 

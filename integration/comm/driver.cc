@@ -16,27 +16,35 @@ Deadline deadline_after(double seconds) noexcept {
 
 Status perform(Communicator& comm, const CollectiveCall& call, Deadline deadline) noexcept {
   switch (call.kind) {
-    case Collective::all_reduce: return comm.all_reduce_sum(call.send, call.recv, call.count, call.dtype, {}, deadline);
-    case Collective::all_gather: return comm.all_gather(call.send, call.recv, call.count, call.dtype, {}, deadline);
-    case Collective::all_to_all: return comm.all_to_all(call.send, call.recv, call.count, call.dtype, {}, deadline);
-    case Collective::reduce_scatter: return comm.reduce_scatter_sum(call.send, call.recv, call.count, call.dtype, {}, deadline);
-    default: return StatusCode::internal;  // no exchange asks for more
+    case Collective::all_reduce:
+      return comm.all_reduce_sum(call.send, call.recv, call.count, call.dtype, {}, deadline);
+    case Collective::all_gather:
+      return comm.all_gather(call.send, call.recv, call.count, call.dtype, {}, deadline);
+    case Collective::all_to_all:
+      return comm.all_to_all(call.send, call.recv, call.count, call.dtype, {}, deadline);
+    case Collective::reduce_scatter:
+      return comm.reduce_scatter_sum(call.send, call.recv, call.count, call.dtype, {}, deadline);
+    default:
+      return StatusCode::internal;  // no exchange asks for more
   }
 }
 
 }  // namespace
 
-Status run_exchange(Communicator& comm, const ExchangeArgs& args, double timeout_s, const CodecRates& rates, ExchangeTimes* times,
-                    Message* why) noexcept {
+Status run_exchange(Communicator& comm, const ExchangeArgs& args, double timeout_s, const CodecRates& rates,
+                    ExchangeTimes* times, Message* why) noexcept {
   const ExchangeShape& shape = args.shape;
   const char* name = exchange_name(shape.candidate.exchange);
   const auto explain = [&](const char* operation, const char* text) {
-    if (why != nullptr) why->format("%s by %s%s%s: %s", format_codec(shape.candidate.codec).text, name, operation[0] ? ", " : "", operation, text);
+    if (why != nullptr)
+      why->format("%s by %s%s%s: %s", format_codec(shape.candidate.codec).text, name, operation[0] ? ", " : "",
+                  operation, text);
   };
   ExchangeTimes spent;
   if (shape.rank != comm.rank() || shape.ranks != comm.size()) {
     Message text;
-    text.format("the shape is of rank %d of %d, the communicator of rank %d of %d", shape.rank, shape.ranks, comm.rank(), comm.size());
+    text.format("the shape is of rank %d of %d, the communicator of rank %d of %d", shape.rank, shape.ranks,
+                comm.rank(), comm.size());
     explain("", text.text);
     return StatusCode::invalid_argument;
   }

@@ -1,4 +1,5 @@
-// What all exchanges share: sizes, checks of the arguments, and the all_reduce exchange, which is what a trainer does without gradgate.
+// What all exchanges share: sizes, checks of the arguments, and the all_reduce exchange, which is what a trainer does
+// without gradgate.
 #include "gradgate/exchange.h"
 
 #include "integration/comm/dense_scale.h"
@@ -20,7 +21,8 @@ Status check_shape(const ExchangeShape& shape, Message* why) noexcept {
   }
   if (shape.candidate.exchange == Exchange::all_reduce) {
     if (codec == CodecSpec{} && all_reduce_takes(shape.dtype)) return {};
-    why->format("%s does not travel by all_reduce with %s gradients", format_codec(codec).text, dtype_name(shape.dtype));
+    why->format("%s does not travel by all_reduce with %s gradients", format_codec(codec).text,
+                dtype_name(shape.dtype));
     return StatusCode::unsupported;
   }
   if (shape.candidate.exchange != Exchange::two_shot) {
@@ -44,8 +46,8 @@ Status check_feedback(const ExchangeArgs& args, Message* why) noexcept {
   const bool dense = shape.candidate.exchange == Exchange::all_reduce;
   const bool allowed = args.feedback == Feedback::flush ? dense : !dense && shape.candidate.codec.id != CodecId::none;
   if (!allowed && shape.ranks > 1) {  // one rank encodes nothing: both mean g + e
-    why->format("%s over %s takes no Feedback::%s", format_codec(shape.candidate.codec).text, exchange_name(shape.candidate.exchange),
-                args.feedback == Feedback::flush ? "flush" : "apply");
+    why->format("%s over %s takes no Feedback::%s", format_codec(shape.candidate.codec).text,
+                exchange_name(shape.candidate.exchange), args.feedback == Feedback::flush ? "flush" : "apply");
     return StatusCode::invalid_argument;
   }
   if (shape.dtype != DType::f32 && shape.dtype != DType::bf16) {
@@ -62,8 +64,8 @@ Status check_feedback(const ExchangeArgs& args, Message* why) noexcept {
 Status check_args(const ExchangeArgs& args, Message* why) noexcept {
   GRADGATE_TRY(check_shape(args.shape, why));
   if (args.gradient.count != args.shape.count || args.gradient.dtype != args.shape.dtype) {
-    why->format("the gradient has %zu x %s, the shape %zu x %s", args.gradient.count, dtype_name(args.gradient.dtype), args.shape.count,
-                dtype_name(args.shape.dtype));
+    why->format("the gradient has %zu x %s, the shape %zu x %s", args.gradient.count, dtype_name(args.gradient.dtype),
+                args.shape.count, dtype_name(args.shape.dtype));
     return StatusCode::invalid_argument;
   }
   if (args.gradient.data == nullptr && args.shape.count != 0) {
@@ -133,8 +135,8 @@ void ExchangeMachine::fail(StatusCode code) noexcept {
   if (phase_ == Phase::idle || phase_ == Phase::done) return;
   const Status status = code == StatusCode::ok ? StatusCode::internal : code;
   Message text;
-  text.format("%s over %s: rank %d failed: %s", format_codec(args_.shape.candidate.codec).text, exchange_name(args_.shape.candidate.exchange),
-              args_.shape.rank, status.message());
+  text.format("%s over %s: rank %d failed: %s", format_codec(args_.shape.candidate.codec).text,
+              exchange_name(args_.shape.candidate.exchange), args_.shape.rank, status.message());
   blame(status, text.text);
 }
 
@@ -144,8 +146,8 @@ void ExchangeMachine::blame(Status status, const char* text) noexcept {
   error_.format("%s", text);
 }
 
-// Scale, then sum: what DDP does to a bucket when there is no hook. A flush adds the residual before. Also every exchange of one rank or
-// of no elements, which ends here.
+// Scale, then sum: what DDP does to a bucket when there is no hook. A flush adds the residual before. Also every
+// exchange of one rank or of no elements, which ends here.
 Status ExchangeMachine::begin_all_reduce() noexcept {
   if (args_.feedback != Feedback::none && args_.shape.count != 0) {
     const Status status = fold_residual(args_.gradient, args_.residual, args_.executor);

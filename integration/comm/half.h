@@ -1,5 +1,6 @@
-// bf16 and f16 as the collectives and the dense scaling see them: exact widening, and one IEEE rounding to nearest even that may overflow
-// to Inf, as every backend does. The codecs' own rounding saturates instead (docs/format.md §2, rule 7); nothing here is in a payload.
+// bf16 and f16 as the collectives and the dense scaling see them: exact widening, and one IEEE rounding to nearest even
+// that may overflow to Inf, as every backend does. The codecs' own rounding saturates instead (docs/format.md §2, rule
+// 7); nothing here is in a payload.
 #pragma once
 
 #include <bit>
@@ -28,7 +29,8 @@ inline float f16_to_float(uint16_t h) noexcept {
 inline uint16_t float_to_f16(float x) noexcept {
   const uint32_t bits = std::bit_cast<uint32_t>(x), magnitude = bits & 0x7fffffffu;
   const uint32_t sign = (bits >> 16) & 0x8000u;
-  // Below 2^-14 results are multiples of 2^-24, which is the spacing of floats just above 0.5: one addition rounds to them.
+  // Below 2^-14 results are multiples of 2^-24, which is the spacing of floats just above 0.5: one addition rounds to
+  // them.
   const uint32_t subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
   const uint32_t normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
   const uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;

@@ -36,7 +36,8 @@ struct AsF16 {
 };
 
 template <class Type>
-void sum_as(std::span<const void* const> sources, size_t source_offset, std::span<void* const> dests, size_t dest_offset, size_t count) noexcept {
+void sum_as(std::span<const void* const> sources, size_t source_offset, std::span<void* const> dests,
+            size_t dest_offset, size_t count) noexcept {
   using Stored = typename Type::Stored;
   typename Type::Sum sum[kTile];
   Stored narrow[kTile];
@@ -57,15 +58,20 @@ void sum_as(std::span<const void* const> sources, size_t source_offset, std::spa
 
 }  // namespace
 
-void sum_over_ranks(std::span<const void* const> sources, size_t source_offset, std::span<void* const> dests, size_t dest_offset, size_t count,
-                    DType dtype) noexcept {
+void sum_over_ranks(std::span<const void* const> sources, size_t source_offset, std::span<void* const> dests,
+                    size_t dest_offset, size_t count, DType dtype) noexcept {
   if (count == 0) return;
   switch (dtype) {
-    case DType::f32: return sum_as<AsF32>(sources, source_offset, dests, dest_offset, count);
-    case DType::f64: return sum_as<AsF64>(sources, source_offset, dests, dest_offset, count);
-    case DType::bf16: return sum_as<AsBf16>(sources, source_offset, dests, dest_offset, count);
-    case DType::f16: return sum_as<AsF16>(sources, source_offset, dests, dest_offset, count);
-    case DType::u8: return;
+    case DType::f32:
+      return sum_as<AsF32>(sources, source_offset, dests, dest_offset, count);
+    case DType::f64:
+      return sum_as<AsF64>(sources, source_offset, dests, dest_offset, count);
+    case DType::bf16:
+      return sum_as<AsBf16>(sources, source_offset, dests, dest_offset, count);
+    case DType::f16:
+      return sum_as<AsF16>(sources, source_offset, dests, dest_offset, count);
+    case DType::u8:
+      return;
   }
 }
 

@@ -12,10 +12,10 @@ constexpr bool can_sum(DType dtype) noexcept {
   return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16 || dtype == DType::f64;
 }
 
-/// dests[k][dest_offset + i] = Σ over r, in order, of sources[r][source_offset + i] for i < count and every k. Offsets and count in elements.
-/// Works tile by tile: a tile of every source is read before that tile of any destination is written, so a destination may be the very
-/// place it was read from.
-void sum_over_ranks(std::span<const void* const> sources, size_t source_offset, std::span<void* const> dests, size_t dest_offset, size_t count,
-                    DType dtype) noexcept;
+/// dests[k][dest_offset + i] = Σ over r, in order, of sources[r][source_offset + i] for i < count and every k. Offsets
+/// and count in elements. Works tile by tile: a tile of every source is read before that tile of any destination is
+/// written, so a destination may be the very place it was read from.
+void sum_over_ranks(std::span<const void* const> sources, size_t source_offset, std::span<void* const> dests,
+                    size_t dest_offset, size_t count, DType dtype) noexcept;
 
 }  // namespace gradgate::comm

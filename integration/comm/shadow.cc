@@ -14,8 +14,9 @@ using comm::Lap;
 using comm::Shard;
 using comm::Shards;
 
-/// Scratch of a shadow: a slot per rank (payloads of the foreign shards, the sum in the own slot), a slot for the payload that stands in where a
-/// foreign shard has another length than the own one, copies of what an exchange would change, and the codec's workspace.
+/// Scratch of a shadow: a slot per rank (payloads of the foreign shards, the sum in the own slot), a slot for the
+/// payload that stands in where a foreign shard has another length than the own one, copies of what an exchange would
+/// change, and the codec's workspace.
 struct ShadowBuffers {
   std::byte *slots, *stand_in, *views, *residual, *out;
   Bytes codec;
@@ -35,8 +36,8 @@ struct ShadowBuffers {
   }
 };
 
-Status shadow_two_shot(Communicator& clock, const ExchangeArgs& args, const ShadowBuffers& buffers, const Shards& shards, const CodecRates& rates,
-                       ExchangeTimes* times) noexcept {
+Status shadow_two_shot(Communicator& clock, const ExchangeArgs& args, const ShadowBuffers& buffers,
+                       const Shards& shards, const CodecRates& rates, ExchangeTimes* times) noexcept {
   const ExchangeShape& shape = args.shape;
   const CodecSpec& spec = shape.candidate.codec;
   const size_t element = dtype_bytes(shape.dtype);
@@ -44,9 +45,12 @@ Status shadow_two_shot(Communicator& clock, const ExchangeArgs& args, const Shad
   auto* residual = reinterpret_cast<float*>(buffers.residual);
   auto* views = reinterpret_cast<ConstBytes*>(buffers.views);
   const auto part = [&](Shard shard) {
-    return ConstVec(static_cast<const std::byte*>(args.gradient.data) + shard.first * element, shard.count, shape.dtype);
+    return ConstVec(static_cast<const std::byte*>(args.gradient.data) + shard.first * element, shard.count,
+                    shape.dtype);
   };
-  const auto payload = [&](std::byte* slot, Shard shard) { return Bytes{slot, payload_bytes(spec, shape.dtype, shard.count)}; };
+  const auto payload = [&](std::byte* slot, Shard shard) {
+    return Bytes{slot, payload_bytes(spec, shape.dtype, shard.count)};
+  };
   const auto slot = [&](int rank) { return buffers.slots + static_cast<size_t>(rank) * shards.slot_bytes; };
   Seed seed = args.seed;
   seed.stream = static_cast<uint32_t>(shape.rank);
@@ -55,7 +59,11 @@ Status shadow_two_shot(Communicator& clock, const ExchangeArgs& args, const Shad
   const Shard own = shards[shape.rank];
   if (feedback && args.residual != nullptr) std::memcpy(residual, args.residual, shape.count * sizeof(float));
   if (feedback && args.residual == nullptr) std::memset(residual, 0, shape.count * sizeof(float));
-  GRADGATE_TRY(encode(spec, {.gradient = part(own), .payload = payload(buffers.stand_in, own), .workspace = buffers.codec, .seed = seed, .executor = args.executor}));
+  GRADGATE_TRY(encode(spec, {.gradient = part(own),
+                             .payload = payload(buffers.stand_in, own),
+                             .workspace = buffers.codec,
+                             .seed = seed,
+                             .executor = args.executor}));
 
   Lap lap(clock);
   for (int peer = 0; peer < shape.ranks; ++peer) {
@@ -101,7 +109,8 @@ size_t exchange_shadow_bytes(const ExchangeShape& shape) noexcept {
   return ShadowBuffers(shape, Shards(shape), nullptr).bytes;
 }
 
-Status shadow_exchange(Communicator& clock, const ExchangeArgs& args, Bytes scratch, const CodecRates& rates, ExchangeTimes* times) noexcept {
+Status shadow_exchange(Communicator& clock, const ExchangeArgs& args, Bytes scratch, const CodecRates& rates,
+                       ExchangeTimes* times) noexcept {
   if (times == nullptr) return StatusCode::invalid_argument;
   *times = {};
   const ExchangeShape& shape = args.shape;

@@ -1,5 +1,5 @@
-// A communicator that makes its collectives last as long as they would on a slower link. Data moves through the inner communicator;
-// what is emulated is time, really (sleeping) or on a virtual clock.
+// A communicator that makes its collectives last as long as they would on a slower link. Data moves through the inner
+// communicator; what is emulated is time, really (sleeping) or on a virtual clock.
 #include <time.h>
 
 #include <algorithm>
@@ -21,8 +21,8 @@ namespace gradgate {
 namespace comm {
 namespace {
 
-/// Sleeps until a point on the steady clock, with the timer slack of the calling thread narrowed while it lasts: the default of 50 us
-/// would be as long as many of the transfers emulated here.
+/// Sleeps until a point on the steady clock, with the timer slack of the calling thread narrowed while it lasts: the
+/// default of 50 us would be as long as many of the transfers emulated here.
 void sleep_until(std::chrono::steady_clock::time_point end) noexcept {
 #if defined(__linux__)
   const int slack = prctl(PR_GET_TIMERSLACK);
@@ -47,7 +47,8 @@ class ShapedRank final : public Communicator {
     const double bits_per_s = 8 * link.beta_bytes_per_s;
     const bool giga = bits_per_s >= 1e9;
     description_.format("%s, link %g %s %g us (emulated%s)", inner.description(), bits_per_s / (giga ? 1e9 : 1e6),
-                        giga ? "Gbit/s" : "Mbit/s", link.alpha_s * 1e6, kind == ClockKind::virtual_time ? ", virtual clock" : "");
+                        giga ? "Gbit/s" : "Mbit/s", link.alpha_s * 1e6,
+                        kind == ClockKind::virtual_time ? ", virtual clock" : "");
   }
   /// For communicators made by split(): keeps the inner one alive.
   void own(std::unique_ptr<Communicator> inner) noexcept { owned_ = std::move(inner); }
@@ -57,24 +58,33 @@ class ShapedRank final : public Communicator {
   bool supports(Collective op, DType dtype) const noexcept override { return inner_.supports(op, dtype); }
   const char* description() const noexcept override { return description_.text; }
 
-  Status all_reduce_sum(const void* send, void* recv, size_t count, DType dtype, Stream stream, Deadline deadline) noexcept override {
+  Status all_reduce_sum(const void* send, void* recv, size_t count, DType dtype, Stream stream,
+                        Deadline deadline) noexcept override {
     const double bytes = static_cast<double>(count) * static_cast<double>(dtype_bytes(dtype));
     const double model = gate::ring_allreduce(link_.alpha_s, link_.beta_bytes_per_s, size(), bytes);
-    return paced(Collective::all_reduce, model, deadline, [&] { return inner_.all_reduce_sum(send, recv, count, dtype, stream, deadline); });
+    return paced(Collective::all_reduce, model, deadline,
+                 [&] { return inner_.all_reduce_sum(send, recv, count, dtype, stream, deadline); });
   }
-  Status all_gather(const void* send, void* recv, size_t count, DType dtype, Stream stream, Deadline deadline) noexcept override {
-    return paced(Collective::all_gather, pass(count, dtype), deadline, [&] { return inner_.all_gather(send, recv, count, dtype, stream, deadline); });
+  Status all_gather(const void* send, void* recv, size_t count, DType dtype, Stream stream,
+                    Deadline deadline) noexcept override {
+    return paced(Collective::all_gather, pass(count, dtype), deadline,
+                 [&] { return inner_.all_gather(send, recv, count, dtype, stream, deadline); });
   }
-  Status all_to_all(const void* send, void* recv, size_t count, DType dtype, Stream stream, Deadline deadline) noexcept override {
-    return paced(Collective::all_to_all, pass(count, dtype), deadline, [&] { return inner_.all_to_all(send, recv, count, dtype, stream, deadline); });
+  Status all_to_all(const void* send, void* recv, size_t count, DType dtype, Stream stream,
+                    Deadline deadline) noexcept override {
+    return paced(Collective::all_to_all, pass(count, dtype), deadline,
+                 [&] { return inner_.all_to_all(send, recv, count, dtype, stream, deadline); });
   }
-  Status reduce_scatter_sum(const void* send, void* recv, size_t count, DType dtype, Stream stream, Deadline deadline) noexcept override {
+  Status reduce_scatter_sum(const void* send, void* recv, size_t count, DType dtype, Stream stream,
+                            Deadline deadline) noexcept override {
     return paced(Collective::reduce_scatter, pass(count, dtype), deadline,
                  [&] { return inner_.reduce_scatter_sum(send, recv, count, dtype, stream, deadline); });
   }
-  Status broadcast(void* data, size_t count, DType dtype, int root, Stream stream, Deadline deadline) noexcept override {
+  Status broadcast(void* data, size_t count, DType dtype, int root, Stream stream,
+                   Deadline deadline) noexcept override {
     const double bytes = static_cast<double>(count) * static_cast<double>(dtype_bytes(dtype));
-    return paced(Collective::broadcast, tree(bytes), deadline, [&] { return inner_.broadcast(data, count, dtype, root, stream, deadline); });
+    return paced(Collective::broadcast, tree(bytes), deadline,
+                 [&] { return inner_.broadcast(data, count, dtype, root, stream, deadline); });
   }
   Status barrier(Stream stream, Deadline deadline) noexcept override {
     return paced(Collective::barrier, tree(0), deadline, [&] { return inner_.barrier(stream, deadline); });
@@ -108,7 +118,8 @@ class ShapedRank final : public Communicator {
  private:
   /// all_gather, all_to_all and reduce_scatter: one pass around the ring with the blocks of all ranks.
   double pass(size_t count, DType dtype) const noexcept {
-    const double bytes = static_cast<double>(size()) * static_cast<double>(count) * static_cast<double>(dtype_bytes(dtype));
+    const double bytes =
+        static_cast<double>(size()) * static_cast<double>(count) * static_cast<double>(dtype_bytes(dtype));
     return gate::ring_pass(link_.alpha_s, link_.beta_bytes_per_s, size(), bytes);
   }
   /// broadcast and barrier: a binomial tree, one message per level.
@@ -121,8 +132,8 @@ class ShapedRank final : public Communicator {
     const char* name = collective_name(op);
     if (size() == 1) return keep(run(), name);
     if (virtual_clock()) {
-      // The operation itself comes first, so that a rank that is missing or disagrees is reported with its name. Only then are the clocks
-      // exchanged: the operation began when the last rank was ready for it.
+      // The operation itself comes first, so that a rank that is missing or disagrees is reported with its name. Only
+      // then are the clocks exchanged: the operation began when the last rank was ready for it.
       GRADGATE_TRY(keep(run(), name));
       GRADGATE_TRY(keep(inner_.all_gather(clock_.get(), clocks_.data(), 1, DType::f64, Stream{}, deadline), name));
       *clock_ = *std::max_element(clocks_.begin(), clocks_.end()) + model_s;
@@ -157,9 +168,12 @@ class ShapedRank final : public Communicator {
 }  // namespace comm
 
 Status make_shaped(Communicator& inner, LinkSpec link, ClockKind clock, std::unique_ptr<Communicator>* out) noexcept {
-  const bool valid = std::isfinite(link.alpha_s) && link.alpha_s >= 0 && std::isfinite(link.beta_bytes_per_s) && link.beta_bytes_per_s > 0;
-  if (out == nullptr || !valid || (clock != ClockKind::real && clock != ClockKind::virtual_time)) return StatusCode::invalid_argument;
-  if (clock == ClockKind::virtual_time && !inner.supports(Collective::all_gather, DType::f64)) return StatusCode::unsupported;
+  const bool valid = std::isfinite(link.alpha_s) && link.alpha_s >= 0 && std::isfinite(link.beta_bytes_per_s) &&
+                     link.beta_bytes_per_s > 0;
+  if (out == nullptr || !valid || (clock != ClockKind::real && clock != ClockKind::virtual_time))
+    return StatusCode::invalid_argument;
+  if (clock == ClockKind::virtual_time && !inner.supports(Collective::all_gather, DType::f64))
+    return StatusCode::unsupported;
   try {
     *out = std::make_unique<comm::ShapedRank>(inner, link, clock, std::make_shared<double>(0.0));
     return {};

@@ -27,29 +27,39 @@ class ThreadRank final : public Communicator {
   }
   const char* description() const noexcept override { return description_; }
 
-  Status all_reduce_sum(const void* send, void* recv, size_t count, DType dtype, Stream stream, Deadline deadline) noexcept override {
+  Status all_reduce_sum(const void* send, void* recv, size_t count, DType dtype, Stream stream,
+                        Deadline deadline) noexcept override {
     return run({Collective::all_reduce, dtype, 0, count, send, recv}, stream, deadline);
   }
-  Status all_gather(const void* send, void* recv, size_t count, DType dtype, Stream stream, Deadline deadline) noexcept override {
+  Status all_gather(const void* send, void* recv, size_t count, DType dtype, Stream stream,
+                    Deadline deadline) noexcept override {
     return run({Collective::all_gather, dtype, 0, count, send, recv}, stream, deadline);
   }
-  Status all_to_all(const void* send, void* recv, size_t count, DType dtype, Stream stream, Deadline deadline) noexcept override {
+  Status all_to_all(const void* send, void* recv, size_t count, DType dtype, Stream stream,
+                    Deadline deadline) noexcept override {
     return run({Collective::all_to_all, dtype, 0, count, send, recv}, stream, deadline);
   }
-  Status reduce_scatter_sum(const void* send, void* recv, size_t count, DType dtype, Stream stream, Deadline deadline) noexcept override {
+  Status reduce_scatter_sum(const void* send, void* recv, size_t count, DType dtype, Stream stream,
+                            Deadline deadline) noexcept override {
     return run({Collective::reduce_scatter, dtype, 0, count, send, recv}, stream, deadline);
   }
-  Status broadcast(void* data, size_t count, DType dtype, int root, Stream stream, Deadline deadline) noexcept override {
+  Status broadcast(void* data, size_t count, DType dtype, int root, Stream stream,
+                   Deadline deadline) noexcept override {
     return run({Collective::broadcast, dtype, root, count, data, data}, stream, deadline);
   }
-  Status barrier(Stream stream, Deadline deadline) noexcept override { return run({Collective::barrier}, stream, deadline); }
+  Status barrier(Stream stream, Deadline deadline) noexcept override {
+    return run({Collective::barrier}, stream, deadline);
+  }
 
   Status split(int color, int key, std::unique_ptr<Communicator>* out, Deadline deadline) noexcept override {
-    if (out == nullptr) return hub_->refuse(rank_, "split", StatusCode::invalid_argument, "no place for the result", &error_);
+    if (out == nullptr)
+      return hub_->refuse(rank_, "split", StatusCode::invalid_argument, "no place for the result", &error_);
     GRADGATE_TRY(hub_->meet(rank_, {.color = color, .key = key}, deadline, &error_));
     ThreadHub::Child child = hub_->take_child(rank_);
     out->reset(new (std::nothrow) ThreadRank(std::move(child.hub), child.rank));
-    return *out ? Status() : hub_->refuse(rank_, "split", StatusCode::out_of_memory, "no memory for the new communicator", &error_);
+    return *out
+               ? Status()
+               : hub_->refuse(rank_, "split", StatusCode::out_of_memory, "no memory for the new communicator", &error_);
   }
   void abort() noexcept override { hub_->abort(); }
 
@@ -120,13 +130,20 @@ class ThreadGroupImpl final : public ThreadGroup {
 
 const char* collective_name(Collective collective) noexcept {
   switch (collective) {
-    case Collective::none: return "none";
-    case Collective::all_reduce: return "all_reduce";
-    case Collective::all_gather: return "all_gather";
-    case Collective::all_to_all: return "all_to_all";
-    case Collective::reduce_scatter: return "reduce_scatter";
-    case Collective::broadcast: return "broadcast";
-    case Collective::barrier: return "barrier";
+    case Collective::none:
+      return "none";
+    case Collective::all_reduce:
+      return "all_reduce";
+    case Collective::all_gather:
+      return "all_gather";
+    case Collective::all_to_all:
+      return "all_to_all";
+    case Collective::reduce_scatter:
+      return "reduce_scatter";
+    case Collective::broadcast:
+      return "broadcast";
+    case Collective::barrier:
+      return "barrier";
   }
   return "?";
 }

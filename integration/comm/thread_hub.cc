@@ -10,7 +10,8 @@
 namespace gradgate::comm {
 namespace {
 
-/// Up to this many bytes over all ranks the last rank to arrive does all the work: waking the others twice would cost more.
+/// Up to this many bytes over all ranks the last rank to arrive does all the work: waking the others twice would cost
+/// more.
 constexpr size_t kSmallBytes = 64 * 1024;
 /// Slices of an all-reduce begin on multiples of this many elements, so that no two ranks write to one cache line.
 constexpr size_t kSliceUnit = 64;
@@ -23,7 +24,8 @@ void copy_block(void* to, const void* from, size_t bytes) noexcept {
 
 const char* call_name(Collective op) noexcept { return op == Collective::none ? "split" : collective_name(op); }
 
-/// Counts the ranks inside meet(). Lives inside the critical section: it is built after the lock and destroyed before it.
+/// Counts the ranks inside meet(). Lives inside the critical section: it is built after the lock and destroyed before
+/// it.
 struct ThreadHub::Inside {
   explicit Inside(ThreadHub* hub) noexcept : hub_(hub) { ++hub_->inside_; }
   ~Inside() {
@@ -35,7 +37,11 @@ struct ThreadHub::Inside {
 };
 
 ThreadHub::ThreadHub(int ranks)
-    : calls_(static_cast<size_t>(ranks)), sends_(calls_.size()), recvs_(calls_.size()), present_(calls_.size()), children_(calls_.size()) {}
+    : calls_(static_cast<size_t>(ranks)),
+      sends_(calls_.size()),
+      recvs_(calls_.size()),
+      present_(calls_.size()),
+      children_(calls_.size()) {}
 
 Status ThreadHub::meet(int rank, const Call& call, Deadline deadline, Message* text) noexcept {
   const char* op = call_name(call.op);
@@ -68,7 +74,9 @@ Status ThreadHub::meet(int rank, const Call& call, Deadline deadline, Message* t
     ++opened_;
     if (!alone_) changed_.notify_all();
   } else {
-    const auto ready = [&] { return closed_ > turn || (opened_ > turn && !alone_) || (opened_ == turn && !failure_.ok()); };
+    const auto ready = [&] {
+      return closed_ > turn || (opened_ > turn && !alone_) || (opened_ == turn && !failure_.ok());
+    };
     if (deadline.at == Clock::time_point::max()) {
       changed_.wait(lock, ready);
     } else if (!changed_.wait_until(lock, deadline.at, ready)) {
@@ -138,7 +146,8 @@ Status ThreadHub::report(const char* op, Clock::time_point since, bool waited, M
     const double seconds = std::chrono::duration<double>(Clock::now() - since).count();
     text->format("%s: %s after %.3f s: %s", op, failure_.message(), seconds, reason_.text);
   } else {
-    text->format("%s: not started, the communicator failed before (%s: %s: %s)", op, failed_op_, failure_.message(), reason_.text);
+    text->format("%s: not started, the communicator failed before (%s: %s: %s)", op, failed_op_, failure_.message(),
+                 reason_.text);
   }
   return failure_;
 }
@@ -169,7 +178,8 @@ void ThreadHub::list_missing(Message* why) const noexcept {
   for (size_t r = 0; r < present_.size(); ++r) {
     if (present_[r]) continue;
     if (++missing > 8) continue;  // eight names are enough to find the machine; the rest is counted
-    length += static_cast<size_t>(std::snprintf(list + length, sizeof list - length, "%s%zu", missing == 1 ? "" : ", ", r));
+    length +=
+        static_cast<size_t>(std::snprintf(list + length, sizeof list - length, "%s%zu", missing == 1 ? "" : ", ", r));
   }
   if (missing > 8) std::snprintf(list + length, sizeof list - length, " and %zu more", missing - 8);
   why->format("%s %s had not arrived", missing == 1 ? "rank" : "ranks", list);
@@ -188,7 +198,8 @@ bool ThreadHub::make_children() noexcept {
       size_t end = first;
       while (end < order.size() && calls_[static_cast<size_t>(order[end])].color == color) ++end;
       const auto hub = std::make_shared<ThreadHub>(static_cast<int>(end - first));
-      for (size_t i = first; i < end; ++i) children_[static_cast<size_t>(order[i])] = {hub, static_cast<int>(i - first)};
+      for (size_t i = first; i < end; ++i)
+        children_[static_cast<size_t>(order[i])] = {hub, static_cast<int>(i - first)};
       first = end;
     }
     return true;
@@ -225,13 +236,15 @@ void ThreadHub::move(int rank) noexcept {
       for (size_t r = 0; r < ranks; ++r) copy_block(block(r), sends_[r], bytes);
       return;
     case Collective::all_to_all:
-      for (size_t r = 0; r < ranks; ++r) copy_block(block(r), static_cast<const std::byte*>(sends_[r]) + me * bytes, bytes);
+      for (size_t r = 0; r < ranks; ++r)
+        copy_block(block(r), static_cast<const std::byte*>(sends_[r]) + me * bytes, bytes);
       return;
     case Collective::broadcast:
       copy_block(call.recv, sends_[static_cast<size_t>(call.root)], bytes);
       return;
     case Collective::barrier:
-    case Collective::none: return;
+    case Collective::none:
+      return;
   }
 }
 

@@ -1,6 +1,6 @@
-// The meeting point of the thread ranks of one communicator: a rendezvous per collective, then the data movement. Buffers of other ranks are
-// touched only between the arrival of the last rank and the departure of the first, and nobody departs before all are done, so a rank
-// that gives up waiting can free its buffers at once.
+// The meeting point of the thread ranks of one communicator: a rendezvous per collective, then the data movement.
+// Buffers of other ranks are touched only between the arrival of the last rank and the departure of the first, and
+// nobody departs before all are done, so a rank that gives up waiting can free its buffers at once.
 #pragma once
 
 #include <condition_variable>
@@ -36,7 +36,8 @@ class ThreadHub {
 
   int size() const noexcept { return static_cast<int>(calls_.size()); }
 
-  /// One collective of one rank. Any failure is the same for all ranks that waited, fills `text` (if it is empty) and stays.
+  /// One collective of one rank. Any failure is the same for all ranks that waited, fills `text` (if it is empty) and
+  /// stays.
   Status meet(int rank, const Call& call, Deadline deadline, Message* text) noexcept;
   /// The split this rank has just met for.
   Child take_child(int rank) noexcept;
@@ -60,12 +61,12 @@ class ThreadHub {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<Call> calls_;           ///< of the collective that is gathering or moving, by rank
-  std::vector<const void*> sends_;    ///< the same calls' buffers, as sum_over_ranks() takes them
+  std::vector<Call> calls_;         ///< of the collective that is gathering or moving, by rank
+  std::vector<const void*> sends_;  ///< the same calls' buffers, as sum_over_ranks() takes them
   std::vector<void*> recvs_;
-  std::vector<char> present_;         ///< who has arrived at the gathering collective
+  std::vector<char> present_;  ///< who has arrived at the gathering collective
   std::vector<Child> children_;
-  int arrived_ = 0, finished_ = 0;    ///< ranks of the gathering collective; ranks whose data has been moved
+  int arrived_ = 0, finished_ = 0;  ///< ranks of the gathering collective; ranks whose data has been moved
   int inside_ = 0;
   uint64_t opened_ = 0, closed_ = 0;  ///< collectives for which all had arrived; collectives that are complete
   bool alone_ = false;                ///< the collective being moved is small: the last rank to arrive moves everything

@@ -1,5 +1,6 @@
-// The two_shot exchange: encode the foreign shards, all-to-all, sum and re-encode the own shard at its owner, all-gather, decode. Both
-// collectives are always performed; a rank that cannot go on sends error payloads, and every rank looks before it writes.
+// The two_shot exchange: encode the foreign shards, all-to-all, sum and re-encode the own shard at its owner,
+// all-gather, decode. Both collectives are always performed; a rank that cannot go on sends error payloads, and every
+// rank looks before it writes.
 #include <cstring>
 #include <new>
 
@@ -39,7 +40,8 @@ void zero_rest(const ExchangeShape& shape, size_t count, Bytes whole) noexcept {
 
 // A slot with an error payload. Cannot fail: shape and size were checked by begin().
 void put_error(const ExchangeArgs& args, size_t count, StatusCode code, Bytes whole) noexcept {
-  (void)encode_error(args.shape.candidate.codec, args.shape.dtype, count, args.seed, code, payload_in(args.shape, count, whole));
+  (void)encode_error(args.shape.candidate.codec, args.shape.dtype, count, args.seed, code,
+                     payload_in(args.shape, count, whole));
   zero_rest(args.shape, count, whole);
 }
 
@@ -51,7 +53,8 @@ const char* codec_name(uint8_t id) noexcept {
 }
 
 // A header that is intact but was made for something else: which field, and both values. False for a damaged header.
-bool describe_mismatch(const codecs::WireHeader& got, const codecs::WireHeader& expected, int peer, int self, Message* why) noexcept {
+bool describe_mismatch(const codecs::WireHeader& got, const codecs::WireHeader& expected, int peer, int self,
+                       Message* why) noexcept {
   if (got.magic != expected.magic || codecs::header_check(got) != got.check) return false;
   const auto say = [&](const char* field, uint64_t theirs, uint64_t ours) {
     why->format("%s: rank %d sent %llu, rank %d has %llu", field, peer, static_cast<unsigned long long>(theirs), self,
@@ -60,7 +63,8 @@ bool describe_mismatch(const codecs::WireHeader& got, const codecs::WireHeader& 
   };
   if (got.version != expected.version) return say("payload version", got.version, expected.version);
   if (got.codec != expected.codec) {
-    why->format("codec: rank %d sent %s, rank %d has %s", peer, codec_name(got.codec), self, codec_name(expected.codec));
+    why->format("codec: rank %d sent %s, rank %d has %s", peer, codec_name(got.codec), self,
+                codec_name(expected.codec));
     return true;
   }
   if (got.value != expected.value) {
@@ -102,7 +106,8 @@ void ExchangeMachine::begin_two_shot() noexcept {
     zero_rest(shape, shard.count, out);
     if (!status.ok()) {
       Message text;
-      text.format("two_shot, stage 1: rank %d could not encode the shard of rank %d: %s", shape.rank, peer, status.message());
+      text.format("two_shot, stage 1: rank %d could not encode the shard of rank %d: %s", shape.rank, peer,
+                  status.message());
       blame(status, text.text);
       return;
     }
@@ -149,7 +154,8 @@ bool ExchangeMachine::inspect(int stage, int peer, size_t count, ConstBytes payl
     if (describe_mismatch(got, expected, peer, shape.rank, &why)) {
       status = StatusCode::peer_mismatch;
     } else {
-      why.format("damaged payload from rank %d: %s", peer, payload_fault_name(static_cast<PayloadFault>(status.detail())));
+      why.format("damaged payload from rank %d: %s", peer,
+                 payload_fault_name(static_cast<PayloadFault>(status.detail())));
     }
   } else if (info.step != args_.seed.step && (status.ok() || status.code() == StatusCode::peer_failed)) {
     why.format("step: rank %d is at step %u, rank %d at step %u", peer, info.step, shape.rank, args_.seed.step);
@@ -212,20 +218,23 @@ Status ExchangeMachine::receive_sums() noexcept {
   const TwoShotBuffers buffers(shape, shards, args_.workspace.data());
   // All payloads are good before the first is decoded: the gradient changes as a whole or not at all.
   for (int owner = 0; owner < shape.ranks && failed_.ok(); ++owner) {
-    inspect(2, owner, shards[owner].count, payload_in(shape, shards[owner].count, slot(buffers.outgoing, shards, owner)));
+    inspect(2, owner, shards[owner].count,
+            payload_in(shape, shards[owner].count, slot(buffers.outgoing, shards, owner)));
   }
   const float scale = static_cast<float>(1.0 / shape.ranks);
   for (int owner = 0; owner < shape.ranks && failed_.ok(); ++owner) {
     const Shard shard = shards[owner];
     const ConstVec out = part(args_, shard);
-    const Status status = decode(shape.candidate.codec, {.payload = payload_in(shape, shard.count, slot(buffers.outgoing, shards, owner)),
-                                                         .gradient = shape.dtype,
-                                                         .out = {const_cast<void*>(out.data), out.count, out.dtype},
-                                                         .scale = scale,
-                                                         .executor = args_.executor});
+    const Status status =
+        decode(shape.candidate.codec, {.payload = payload_in(shape, shard.count, slot(buffers.outgoing, shards, owner)),
+                                       .gradient = shape.dtype,
+                                       .out = {const_cast<void*>(out.data), out.count, out.dtype},
+                                       .scale = scale,
+                                       .executor = args_.executor});
     if (!status.ok()) {
       Message text;
-      text.format("two_shot, stage 2: rank %d could not decode the sum of rank %d: %s", shape.rank, owner, status.message());
+      text.format("two_shot, stage 2: rank %d could not decode the sum of rank %d: %s", shape.rank, owner,
+                  status.message());
       blame(status, text.text);
     }
   }

@@ -1,4 +1,5 @@
-// Sizes and places of a two_shot exchange (docs/format.md §4): shards of the vector, slots of the collectives, and the workspace that holds them.
+// Sizes and places of a two_shot exchange (docs/format.md §4): shards of the vector, slots of the collectives, and the
+// workspace that holds them.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +15,8 @@ struct Shard {
   size_t first = 0, count = 0;
 };
 
-/// Cuts a vector into shards. slot_bytes is the size of every rank's slot, 0 where the codec does not take the dtype or a size overflows.
+/// Cuts a vector into shards. slot_bytes is the size of every rank's slot, 0 where the codec does not take the dtype or
+/// a size overflows.
 struct Shards {
   size_t count = 0, elements = 0, slot_bytes = 0;
 
@@ -66,7 +68,8 @@ class WorkspaceCarver {
   bool overflow_ = false;
 };
 
-/// The workspace of an exchange. `outgoing` holds the slots of the all-to-all, then receives those of the all-gather, whose own slot is the sum.
+/// The workspace of an exchange. `outgoing` holds the slots of the all-to-all, then receives those of the all-gather,
+/// whose own slot is the sum.
 struct TwoShotBuffers {
   std::byte* outgoing = nullptr;  ///< ranks × slot_bytes
   std::byte* incoming = nullptr;  ///< ranks × slot_bytes

@@ -22,7 +22,9 @@ constexpr size_t kSizes[] = {0, 1, 2, 63, 64, 65, 1000, 9001};  // the last is b
 class OnRanks : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Collectives, OnRanks, testing::Values(1, 2, 3, 4, 5, 8), testing::PrintToStringParamName());
 
-double value(int rank, size_t i) { return (rank + 1) * 3 - static_cast<double>(i % 17) - 0.25 * static_cast<double>(i % 5); }
+double value(int rank, size_t i) {
+  return (rank + 1) * 3 - static_cast<double>(i % 17) - 0.25 * static_cast<double>(i % 5);
+}
 
 /// A typed vector that is written as doubles.
 struct Typed {
@@ -31,11 +33,21 @@ struct Typed {
   }
   void set(size_t i, double x) {
     switch (dtype) {
-      case DType::f32: put(i, static_cast<float>(x)); break;
-      case DType::f64: put(i, x); break;
-      case DType::bf16: put(i, comm::float_to_bf16(static_cast<float>(x))); break;
-      case DType::f16: put(i, comm::float_to_f16(static_cast<float>(x))); break;
-      case DType::u8: put(i, static_cast<uint8_t>(static_cast<int>(x))); break;
+      case DType::f32:
+        put(i, static_cast<float>(x));
+        break;
+      case DType::f64:
+        put(i, x);
+        break;
+      case DType::bf16:
+        put(i, comm::float_to_bf16(static_cast<float>(x)));
+        break;
+      case DType::f16:
+        put(i, comm::float_to_f16(static_cast<float>(x)));
+        break;
+      case DType::u8:
+        put(i, static_cast<uint8_t>(static_cast<int>(x)));
+        break;
     }
   }
   template <class T>
@@ -46,8 +58,9 @@ struct Typed {
   std::vector<std::byte> bytes;
 };
 
-// What a sum must be, for elements [first, first + n) of value(). All values are multiples of 1/4 below 32, exact in every dtype, and so are their
-// sums in the accumulator: only the final rounding, which Typed applies, can lose anything.
+// What a sum must be, for elements [first, first + n) of value(). All values are multiples of 1/4 below 32, exact in
+// every dtype, and so are their sums in the accumulator: only the final rounding, which Typed applies, can lose
+// anything.
 std::vector<std::byte> expected_sum(DType dtype, int ranks, size_t first, size_t n) {
   Typed sum(dtype, n);
   for (size_t i = 0; i < n; ++i) {
@@ -119,7 +132,8 @@ TEST_P(OnRanks, GatherScatterAndBroadcast) {
         if (dtype == DType::u8) return;
         Typed blocks(dtype, all), sum(dtype, n);
         for (size_t j = 0; j < all; ++j) blocks.set(j, value(comm.rank(), j));
-        GRADGATE_EXPECT_OK(comm.reduce_scatter_sum(blocks.bytes.data(), sum.bytes.data(), n, dtype, {}, patient()), comm);
+        GRADGATE_EXPECT_OK(comm.reduce_scatter_sum(blocks.bytes.data(), sum.bytes.data(), n, dtype, {}, patient()),
+                           comm);
         EXPECT_TRUE(sum.bytes == expected_sum(dtype, ranks, me * n, n)) << dtype_name(dtype) << " n " << n;
       });
     }
@@ -161,7 +175,8 @@ TEST_P(OnRanks, SumsAreInRankOrderAndIdenticalOnAllRanks) {
   EXPECT_TRUE(std::signbit(result[0][7])) << "-0 on all ranks must stay -0";
 }
 
-// 256 + 7 ones: bf16 accumulation would stop at 256; 2^14 eight times does not fit f16 and must become Inf, not a large number.
+// 256 + 7 ones: bf16 accumulation would stop at 256; 2^14 eight times does not fit f16 and must become Inf, not a large
+// number.
 TEST(Collectives, SixteenBitSumsAccumulateInF32AndOverflowToInf) {
   run_ranks(8, [](Communicator& comm) {
     uint16_t b = comm::float_to_bf16(comm.rank() == 0 ? 256.0f : 1.0f);
@@ -187,7 +202,8 @@ TEST(Collectives, RandomDelaysDoNotMixUpCollectives) {
       } else {
         std::vector<float> all(5 * n);
         GRADGATE_EXPECT_OK(comm.all_gather(x.data(), all.data(), n, DType::f32, {}, patient()), comm);
-        for (size_t i = 0; i < all.size(); ++i) ASSERT_EQ(all[i], static_cast<float>(i / n) + static_cast<float>(round));
+        for (size_t i = 0; i < all.size(); ++i)
+          ASSERT_EQ(all[i], static_cast<float>(i / n) + static_cast<float>(round));
       }
     }
   });

@@ -1,4 +1,5 @@
-// Steps allocate nothing. A program of its own: it replaces operator new, which the sanitizers' checks of the other tests want for themselves.
+// Steps allocate nothing. A program of its own: it replaces operator new, which the sanitizers' checks of the other
+// tests want for themselves.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -29,7 +30,8 @@ TEST(Exchange, AllocatesNothing) {
       args.gradient = {g.data(), g.size(), DType::f32};
       args.feedback = candidate.codec.feedback ? Feedback::apply : Feedback::none;
       args.residual = candidate.codec.feedback ? e.data() : nullptr;
-      std::vector<std::byte> workspace(exchange_workspace_bytes(args.shape)), scratch(exchange_shadow_bytes(args.shape));
+      std::vector<std::byte> workspace(exchange_workspace_bytes(args.shape)),
+          scratch(exchange_shadow_bytes(args.shape));
       args.workspace = workspace;
       ExchangeTimes times;
       Message why;

@@ -1,8 +1,9 @@
-// One rank fails, lags, disagrees or receives damage: both collectives still run, every rank returns an error, and no gradient changes.
+// One rank fails, lags, disagrees or receives damage: both collectives still run, every rank returns an error, and no
+// gradient changes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/multirank/exchange_bench.h"
+#include "tests/multirank/exchange_fixture.h"
 
 namespace gradgate {
 namespace {
@@ -14,8 +15,8 @@ using testing::HasSubstr;
 /// What a rank's machine is asked to do beside its work.
 struct Fault {
   int rank = 0;
-  int fail_after = -1;                                                       ///< calls fail() after this many collectives
-  std::function<void(ExchangeArgs&)> args = {};                              ///< changes the rank's arguments
+  int fail_after = -1;                           ///< calls fail() after this many collectives
+  std::function<void(ExchangeArgs&)> args = {};  ///< changes the rank's arguments
   std::function<void(int collective, const CollectiveCall&)> received = {};  ///< changes what the rank received
 };
 struct Report {
@@ -28,7 +29,8 @@ struct Report {
 /// Drives a machine on every rank by hand, with one faulty rank.
 std::vector<Report> drive(int size, const char* text, const Fault& fault, size_t n = 3000) {
   Ranks ranks(size, n, DType::f32);
-  for (size_t r = 0; r < ranks.gradients.size(); ++r) ranks.gradients[r] = Gradient::of(Gen::gaussian, n, r, DType::f32);
+  for (size_t r = 0; r < ranks.gradients.size(); ++r)
+    ranks.gradients[r] = Gradient::of(Gen::gaussian, n, r, DType::f32);
   const Ranks before = ranks;
   std::vector<Report> reports(ranks.gradients.size());
   run_ranks(size, [&](Communicator& comm) {
@@ -46,8 +48,9 @@ std::vector<Report> drive(int size, const char* text, const Fault& fault, size_t
       report.status = machine.next(&call);
       if (!report.status.ok() || call.kind == Collective::none) break;
       ++report.collectives;
-      const Status status = call.kind == Collective::all_to_all ? comm.all_to_all(call.send, call.recv, call.count, call.dtype, {}, patient())
-                                                                : comm.all_gather(call.send, call.recv, call.count, call.dtype, {}, patient());
+      const Status status = call.kind == Collective::all_to_all
+                                ? comm.all_to_all(call.send, call.recv, call.count, call.dtype, {}, patient())
+                                : comm.all_gather(call.send, call.recv, call.count, call.dtype, {}, patient());
       GRADGATE_EXPECT_OK(status, comm);
       if (faulty && fault.received) fault.received(report.collectives, call);
     }
@@ -56,7 +59,8 @@ std::vector<Report> drive(int size, const char* text, const Fault& fault, size_t
     EXPECT_EQ(machine.next(&again), report.status) << "a finished machine stays finished";
     EXPECT_EQ(again.kind, Collective::none);
   });
-  for (size_t r = 0; r < reports.size(); ++r) reports[r].gradient_changed = !(ranks.gradients[r] == before.gradients[r]);
+  for (size_t r = 0; r < reports.size(); ++r)
+    reports[r].gradient_changed = !(ranks.gradients[r] == before.gradients[r]);
   return reports;
 }
 
@@ -91,17 +95,20 @@ TEST_P(EveryCodec, AFailingRankIsReportedByAll) {
 
 TEST_P(EveryCodec, ARankThatIsAStepBehindIsAMismatchOnAll) {
   for (const int size : {2, 3, 4}) {
-    const std::vector<Report> reports = drive(size, GetParam(), {.rank = 1, .args = [](ExchangeArgs& args) { args.seed.step = 10; }});
+    const std::vector<Report> reports =
+        drive(size, GetParam(), {.rank = 1, .args = [](ExchangeArgs& args) { args.seed.step = 10; }});
     expect_untouched_after_both_collectives(reports);
     for (int r = 0; r < size; ++r) {
       const Report& report = reports[static_cast<size_t>(r)];
       EXPECT_EQ(report.status.code(), StatusCode::peer_mismatch) << "rank " << r;
-      EXPECT_THAT(report.text, AllOf(HasSubstr("step: rank "), HasSubstr("step 10"), HasSubstr("step 11"), HasSubstr("rank 1")));
+      EXPECT_THAT(report.text,
+                  AllOf(HasSubstr("step: rank "), HasSubstr("step 10"), HasSubstr("step 11"), HasSubstr("rank 1")));
     }
   }
 }
 
-// A byte that changes on the way to one rank, anywhere in the header or (chunk-topk) in the indices: all ranks return an error.
+// A byte that changes on the way to one rank, anywhere in the header or (chunk-topk) in the indices: all ranks return
+// an error.
 TEST_P(EveryCodec, DamageOnTheWayFailsAllRanks) {
   for (const int stage : {1, 2}) {
     for (size_t at = 0; at < 32; ++at) {
@@ -113,7 +120,8 @@ TEST_P(EveryCodec, DamageOnTheWayFailsAllRanks) {
       };
       const std::vector<Report> reports = drive(3, GetParam(), fault);
       EXPECT_EQ(reports[1].status.code(), StatusCode::bad_payload) << "byte " << at;
-      EXPECT_THAT(reports[1].text, AllOf(HasSubstr("stage " + std::to_string(stage)), HasSubstr("damaged payload from rank 0")));
+      EXPECT_THAT(reports[1].text,
+                  AllOf(HasSubstr("stage " + std::to_string(stage)), HasSubstr("damaged payload from rank 0")));
       EXPECT_FALSE(reports[1].gradient_changed);
       if (stage == 2) continue;  // after the last collective there is no way to tell the others
       expect_untouched_after_both_collectives(reports);
@@ -130,7 +138,8 @@ TEST(Failure, AForgedIndexIsFound) {
   fault.rank = 0;
   fault.received = [](int collective, const CollectiveCall& call) {
     if (collective != 1) return;
-    // Rank 1's payload for the shard of rank 0: one chunk of 1024, 8 values, then 8 indices. The second becomes equal to the first.
+    // Rank 1's payload for the shard of rank 0: one chunk of 1024, 8 values, then 8 indices. The second becomes equal
+    // to the first.
     auto* indices = static_cast<std::byte*>(call.recv) + call.count + 32 + 32;
     std::memcpy(indices + 2, indices, 2);
   };
@@ -141,7 +150,8 @@ TEST(Failure, AForgedIndexIsFound) {
   expect_untouched_after_both_collectives(reports);
 }
 
-// COL-9: another spec whose payloads happen to have the same size is found by the header, and the field is named with both values.
+// COL-9: another spec whose payloads happen to have the same size is found by the header, and the field is named with
+// both values.
 TEST(Failure, AnotherSpecIsAMismatchOnAll) {
   Fault fault;
   fault.rank = 2;
@@ -171,23 +181,26 @@ TEST(Failure, AnotherSpecIsAMismatchOnAll) {
   expect_untouched_after_both_collectives(reports);
 }
 
-// Specs with payloads of different sizes, or another number of elements, differ in the descriptor of the collective already.
+// Specs with payloads of different sizes, or another number of elements, differ in the descriptor of the collective
+// already.
 TEST(Failure, AnotherSizeIsAMismatchOnAll) {
   for (const bool other_count : {false, true}) {
     Ranks ranks(3, 5000, DType::f32);
     for (size_t r = 0; r < 3; ++r) ranks.gradients[r] = Gradient::of(Gen::gaussian, 5000, r, DType::f32);
     const Ranks before = ranks;
-    const std::vector<Outcome> outcomes = exchange(ranks, default_candidate(spec_of("int8")), Feedback::none, 1, [&](ExchangeArgs& args) {
-      if (args.shape.rank != 1) return;
-      if (other_count) {
-        args.shape.count = args.gradient.count = 1000;
-      } else {
-        args.shape.candidate.codec = spec_of("bf16");
-      }
-    });
+    const std::vector<Outcome> outcomes =
+        exchange(ranks, default_candidate(spec_of("int8")), Feedback::none, 1, [&](ExchangeArgs& args) {
+          if (args.shape.rank != 1) return;
+          if (other_count) {
+            args.shape.count = args.gradient.count = 1000;
+          } else {
+            args.shape.candidate.codec = spec_of("bf16");
+          }
+        });
     for (size_t r = 0; r < 3; ++r) {
       EXPECT_EQ(outcomes[r].status.code(), StatusCode::peer_mismatch);
-      EXPECT_THAT(outcomes[r].why.text, AllOf(HasSubstr("by two_shot, all_to_all: "), HasSubstr("rank 1 passed count ")));
+      EXPECT_THAT(outcomes[r].why.text,
+                  AllOf(HasSubstr("by two_shot, all_to_all: "), HasSubstr("rank 1 passed count ")));
       EXPECT_EQ(ranks.gradients[r], before.gradients[r]);
     }
   }
@@ -218,13 +231,17 @@ TEST(Failure, AVanishedRankIsNamedWithTheOperation) {
       args.workspace = workspace;
       Message why;
       EXPECT_EQ(run_exchange(comm, args, 1.0, {}, nullptr, &why).code(), StatusCode::timeout);
-      EXPECT_THAT(why.text, testing::MatchesRegex(std::string(text) == "none" ? "none by all_reduce, all_reduce: all_reduce: timeout after .* s: rank 1 had not arrived"
-                                                                              : "int8 by two_shot, all_to_all: all_to_all: timeout after .* s: rank 1 had not arrived"));
+      EXPECT_THAT(why.text,
+                  testing::MatchesRegex(
+                      std::string(text) == "none"
+                          ? "none by all_reduce, all_reduce: all_reduce: timeout after .* s: rank 1 had not arrived"
+                          : "int8 by two_shot, all_to_all: all_to_all: timeout after .* s: rank 1 had not arrived"));
     });
   }
 }
 
-// An all_reduce has no payload to carry an error: the failing rank stays away, and the others find that out by their deadline.
+// An all_reduce has no payload to carry an error: the failing rank stays away, and the others find that out by their
+// deadline.
 TEST(Failure, AFailingRankStaysOutOfAnAllReduce) {
   run_ranks(2, [](Communicator& comm) {
     std::vector<float> g(10, 1.0f);

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "tests/multirank/exchange_bench.h"
+#include "tests/multirank/exchange_fixture.h"
 
 namespace gradgate {
 namespace {
@@ -18,10 +18,12 @@ struct Case {
   const char* spec;
   int ranks;
 };
-std::string case_name(const testing::TestParamInfo<Case>& info) { return test_name(std::string(info.param.spec) + "_" + std::to_string(info.param.ranks)); }
+std::string case_name(const testing::TestParamInfo<Case>& info) {
+  return test_name(std::string(info.param.spec) + "_" + std::to_string(info.param.ranks));
+}
 
-/// Runs kSteps steps of random kind (compressed; dense probe that freezes e; flush) on random gradients and returns, per element,
-/// N·Σ out + Σ e and Σ g; `largest` gets the greatest |Σ over ranks of g + e| that any step had.
+/// Runs kSteps steps of random kind (compressed; dense probe that freezes e; flush) on random gradients and returns,
+/// per element, N·Σ out + Σ e and Σ g; `largest` gets the greatest |Σ over ranks of g + e| that any step had.
 struct Books {
   std::vector<double> sent_and_kept, given;
   double largest = 0;
@@ -37,7 +39,8 @@ Books keep_books(const Case& param, size_t n, Gen gen, float unit) {
     for (size_t r = 0; r < ranks.gradients.size(); ++r) {
       std::vector<float> g = generate(gen, n, step * 100 + r);
       for (float& x : g) x *= unit;
-      if (random.below(4) == 0) std::fill_n(g.begin(), std::min<size_t>(n, 512), 0.0f);  // parameters without a gradient
+      if (random.below(4) == 0)
+        std::fill_n(g.begin(), std::min<size_t>(n, 512), 0.0f);  // parameters without a gradient
       for (size_t i = 0; i < n; ++i) {
         books.given[i] += g[i];
         sum[i] += static_cast<double>(g[i]) + ranks.residuals[r][i];
@@ -60,8 +63,10 @@ Books keep_books(const Case& param, size_t n, Gen gen, float unit) {
       }
       books.worst_residual_after_flush.push_back(worst);
     }
-    for (size_t r = 1; r < ranks.gradients.size(); ++r) EXPECT_EQ(ranks.gradients[r], ranks.gradients[0]) << "step " << step;
-    for (size_t i = 0; i < n; ++i) books.sent_and_kept[i] += static_cast<double>(param.ranks) * ranks.gradients[0].f32[i];
+    for (size_t r = 1; r < ranks.gradients.size(); ++r)
+      EXPECT_EQ(ranks.gradients[r], ranks.gradients[0]) << "step " << step;
+    for (size_t i = 0; i < n; ++i)
+      books.sent_and_kept[i] += static_cast<double>(param.ranks) * ranks.gradients[0].f32[i];
   }
   for (const auto& residual : ranks.residuals) {
     for (size_t i = 0; i < n; ++i) books.sent_and_kept[i] += residual[i];
@@ -71,8 +76,10 @@ Books keep_books(const Case& param, size_t n, Gen gen, float unit) {
 
 class LawExact : public testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(Law, LawExact,
-                         testing::Values(Case{"chunk-topk:8/1024", 1}, Case{"chunk-topk:8/1024", 2}, Case{"chunk-topk:8/1024", 4}, Case{"chunk-topk:8/1024", 8},
-                                         Case{"chunk-topk:1/32", 2}, Case{"chunk-topk:1/32", 4}, Case{"chunk-topk:1/32", 8}),
+                         testing::Values(Case{"chunk-topk:8/1024", 1}, Case{"chunk-topk:8/1024", 2},
+                                         Case{"chunk-topk:8/1024", 4}, Case{"chunk-topk:8/1024", 8},
+                                         Case{"chunk-topk:1/32", 2}, Case{"chunk-topk:1/32", 4},
+                                         Case{"chunk-topk:1/32", 8}),
                          case_name);
 
 // Whole numbers and a power of two of ranks: no operation rounds, so the books balance to the last bit.
@@ -87,9 +94,9 @@ TEST_P(LawExact, HoldsWithEqualityOnIntegers) {
 
 class LawRounded : public testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(Law, LawRounded,
-                         testing::Values(Case{"bf16:ef", 2}, Case{"bf16:ef", 3}, Case{"int8:ef", 3}, Case{"int8:ef", 4}, Case{"int8:ef", 8},
-                                         Case{"chunk-topk:8/1024", 3}, Case{"chunk-topk:8/1024", 5}, Case{"chunk-topk:1/32:bf16", 3},
-                                         Case{"chunk-topk:8/1024:bf16", 8}),
+                         testing::Values(Case{"bf16:ef", 2}, Case{"bf16:ef", 3}, Case{"int8:ef", 3}, Case{"int8:ef", 4},
+                                         Case{"int8:ef", 8}, Case{"chunk-topk:8/1024", 3}, Case{"chunk-topk:8/1024", 5},
+                                         Case{"chunk-topk:1/32:bf16", 3}, Case{"chunk-topk:8/1024:bf16", 8}),
                          case_name);
 
 TEST_P(LawRounded, HoldsWithinItsRoundings) {
@@ -139,12 +146,14 @@ TEST(Law, FlushOfBf16GradientsKeepsTheRoundingError) {
   EXPECT_TRUE(rounded);
 }
 
-// The owner's own gradient is never encoded on its own: it enters the sum as it is, and what the sum's encoding leaves out stays with the owner.
+// The owner's own gradient is never encoded on its own: it enters the sum as it is, and what the sum's encoding leaves
+// out stays with the owner.
 TEST(OwnShard, IsExact) {
   const size_t n = 512;  // two shards of 256
   Ranks ranks(2, n, DType::f32);
   for (size_t r = 0; r < 2; ++r) ranks.gradients[r] = Gradient::of(std::vector<float>(n, 0.0f), DType::f32);
-  for (size_t i = 0; i < 256; ++i) ranks.gradients[0].f32[i] = static_cast<float>(i + 1) / 3.0f;  // rank 0 owns these; rank 1 has zeros there
+  for (size_t i = 0; i < 256; ++i)
+    ranks.gradients[0].f32[i] = static_cast<float>(i + 1) / 3.0f;  // rank 0 owns these; rank 1 has zeros there
   const std::vector<float> own = ranks.gradients[0].f32;
   expect_all_ok(exchange(ranks, {spec_of("chunk-topk:256/256"), Exchange::two_shot}, Feedback::apply, 0));
   for (size_t i = 0; i < 256; ++i) ASSERT_EQ(ranks.gradients[1].f32[i], own[i] * 0.5f);
@@ -158,16 +167,20 @@ TEST(OwnShard, IsExact) {
   EXPECT_EQ(ranks.gradients[1].f32[0], 50.0f);
 }
 
-// EF-1, through the public driver: the six outputs of the reference sequence, and the same output for ever without feedback.
+// EF-1, through the public driver: the six outputs of the reference sequence, and the same output for ever without
+// feedback.
 TEST(Sequence, FeedbackReachesEveryElement) {
   const std::vector<float> g{4, 3, 2, 1};
-  const std::vector<std::vector<float>> outputs{{4, 0, 0, 0}, {0, 6, 0, 0}, {8, 0, 0, 0}, {0, 0, 8, 0}, {0, 9, 0, 0}, {12, 0, 0, 0}};
-  const std::vector<std::vector<float>> kept{{0, 3, 2, 1}, {4, 0, 4, 2}, {0, 3, 6, 3}, {4, 6, 0, 4}, {8, 0, 2, 5}, {0, 3, 4, 6}};
+  const std::vector<std::vector<float>> outputs{{4, 0, 0, 0}, {0, 6, 0, 0}, {8, 0, 0, 0},
+                                                {0, 0, 8, 0}, {0, 9, 0, 0}, {12, 0, 0, 0}};
+  const std::vector<std::vector<float>> kept{{0, 3, 2, 1}, {4, 0, 4, 2}, {0, 3, 6, 3},
+                                             {4, 6, 0, 4}, {8, 0, 2, 5}, {0, 3, 4, 6}};
   for (const bool feedback : {true, false}) {
     Ranks ranks(2, 4, DType::f32);
     for (size_t step = 0; step < 6; ++step) {
       ranks.gradients = {Gradient::of(g, DType::f32), Gradient::of(g, DType::f32)};
-      expect_all_ok(exchange(ranks, default_candidate(spec_of("chunk-topk:1/32")), feedback ? Feedback::apply : Feedback::none, static_cast<uint32_t>(step)));
+      expect_all_ok(exchange(ranks, default_candidate(spec_of("chunk-topk:1/32")),
+                             feedback ? Feedback::apply : Feedback::none, static_cast<uint32_t>(step)));
       for (size_t r = 0; r < 2; ++r) {
         EXPECT_EQ(ranks.gradients[r].f32, feedback ? outputs[step] : outputs[0]) << "step " << step + 1;
         EXPECT_EQ(ranks.residuals[r], feedback ? kept[step] : std::vector<float>(4)) << "step " << step + 1;
@@ -189,7 +202,8 @@ TEST(Values, NonFiniteOnOneRankIsSeenOnAll) {
     expect_all_ok(exchange(ranks, default_candidate(spec_of("int8")), Feedback::none, 0));
     for (const Gradient& g : ranks.gradients) {
       EXPECT_FALSE(std::isfinite(g.f32[0]));
-      for (size_t i = 256; i < 512; ++i) ASSERT_NEAR(g.f32[i], static_cast<float>(i % 4 + 1), 2 * 4.0 / 254);  // both stages round
+      for (size_t i = 256; i < 512; ++i)
+        ASSERT_NEAR(g.f32[i], static_cast<float>(i % 4 + 1), 2 * 4.0 / 254);  // both stages round
     }
   }
 }

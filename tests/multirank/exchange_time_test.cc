@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/multirank/exchange_bench.h"
+#include "tests/multirank/exchange_fixture.h"
 
 namespace gradgate {
 namespace {
@@ -101,7 +101,8 @@ TEST(Shadow, ChangesNothingAndNeedsItsScratch) {
         std::vector<std::byte> scratch(exchange_shadow_bytes(args.shape) + 3);
         ExchangeTimes times;
         const Bytes room = Bytes(scratch).subspan(3);
-        EXPECT_TRUE(shadow_exchange(group->rank(rank), args, room, {}, &times).ok()) << text << " n " << n << " rank " << rank;
+        EXPECT_TRUE(shadow_exchange(group->rank(rank), args, room, {}, &times).ok())
+            << text << " n " << n << " rank " << rank;
         EXPECT_GT(times.encode_s, 0);
         EXPECT_GT(times.decode_s, 0);
         EXPECT_EQ(gradient, gradient_before);

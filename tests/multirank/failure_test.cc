@@ -1,5 +1,5 @@
-// What a communicator does when a rank disagrees, is late, vanishes or aborts: an error on every other rank that names operation, ranks and
-// time, never a hang, and never a touch of a buffer whose owner has left.
+// What a communicator does when a rank disagrees, is late, vanishes or aborts: an error on every other rank that names
+// operation, ranks and time, never a hang, and never a touch of a buffer whose owner has left.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,15 +11,16 @@
 namespace gradgate {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::MatchesRegex;
 using test::make_group;
 using test::patient;
 using test::run_on;
 using test::run_ranks;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::MatchesRegex;
 
-/// Every rank calls `call` once; all must fail with peer_mismatch, with `text` in last_error(), and fail again at once afterwards.
+/// Every rank calls `call` once; all must fail with peer_mismatch, with `text` in last_error(), and fail again at once
+/// afterwards.
 void expect_mismatch(int ranks, const std::function<Status(Communicator&)>& call, const char* text) {
   run_ranks(ranks, [&](Communicator& comm) {
     EXPECT_EQ(call(comm).code(), StatusCode::peer_mismatch) << comm.rank();
@@ -46,14 +47,16 @@ TEST(Mismatch, DtypesAreNamedOnAllRanks) {
       4,
       [](Communicator& comm) {
         std::array<float, 8> data{};
-        return comm.all_reduce_sum(data.data(), data.data(), 8, comm.rank() == 1 ? DType::bf16 : DType::f32, {}, patient());
+        return comm.all_reduce_sum(data.data(), data.data(), 8, comm.rank() == 1 ? DType::bf16 : DType::f32, {},
+                                   patient());
       },
       "all_reduce: peer mismatch after ");
   expect_mismatch(
       2,
       [](Communicator& comm) {
         std::array<float, 8> data{};
-        return comm.all_reduce_sum(data.data(), data.data(), 8, comm.rank() == 1 ? DType::bf16 : DType::f32, {}, patient());
+        return comm.all_reduce_sum(data.data(), data.data(), 8, comm.rank() == 1 ? DType::bf16 : DType::f32, {},
+                                   patient());
       },
       "rank 1 passed dtype bf16, rank 0 passed f32");
 }
@@ -71,7 +74,8 @@ TEST(Mismatch, OperationsAreNamedOnAllRanks) {
 
 TEST(Mismatch, RootsAreNamedOnAllRanks) {
   expect_mismatch(
-      2, [](Communicator& comm) { return comm.broadcast(nullptr, 0, DType::u8, comm.rank(), {}, patient()); }, "rank 1 passed root 1, rank 0 passed 0");
+      2, [](Communicator& comm) { return comm.broadcast(nullptr, 0, DType::u8, comm.rank(), {}, patient()); },
+      "rank 1 passed root 1, rank 0 passed 0");
 }
 
 TEST(Mismatch, SplitAgainstCollective) {
@@ -84,12 +88,14 @@ TEST(Mismatch, SplitAgainstCollective) {
       "rank 1 called barrier, rank 0 called split");
 }
 
-// COL-7: the survivors get an error soon after the deadline; their buffers are gone at once, which the sanitizers watch.
+// COL-7: the survivors get an error soon after the deadline; their buffers are gone at once, which the sanitizers
+// watch.
 TEST(Timeout, VanishedRankIsNamed) {
   run_ranks(4, [](Communicator& comm) {
     if (comm.rank() == 2) return;
     auto data = std::make_unique<std::array<float, 5000>>();
-    EXPECT_EQ(comm.all_reduce_sum(data->data(), data->data(), 5000, DType::f32, {}, Deadline::after(1.0)).code(), StatusCode::timeout);
+    EXPECT_EQ(comm.all_reduce_sum(data->data(), data->data(), 5000, DType::f32, {}, Deadline::after(1.0)).code(),
+              StatusCode::timeout);
     data.reset();
     EXPECT_THAT(comm.last_error(), MatchesRegex("all_reduce: timeout after [0-9]+\\.[0-9]+ s: rank 2 had not arrived"));
   });
@@ -102,11 +108,14 @@ TEST(Timeout, LateRankGetsTheSameErrorAtOnceAndNoResult) {
     const bool late = comm.rank() == 1;
     while (late && gone.load() < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     const Deadline deadline = late ? Deadline{} : Deadline::after(1.0);
-    EXPECT_EQ(comm.all_reduce_sum(data.data(), data.data(), data.size(), DType::f32, {}, deadline).code(), StatusCode::timeout);
+    EXPECT_EQ(comm.all_reduce_sum(data.data(), data.data(), data.size(), DType::f32, {}, deadline).code(),
+              StatusCode::timeout);
     if (late) {
-      EXPECT_THAT(comm.last_error(), AllOf(HasSubstr("all_reduce: not started"), HasSubstr("all_reduce: timeout: rank 1 had not arrived")));
+      EXPECT_THAT(comm.last_error(), AllOf(HasSubstr("all_reduce: not started"),
+                                           HasSubstr("all_reduce: timeout: rank 1 had not arrived")));
     } else {
-      EXPECT_THAT(comm.last_error(), MatchesRegex("all_reduce: timeout after [0-9]+\\.[0-9]+ s: rank 1 had not arrived"));
+      EXPECT_THAT(comm.last_error(),
+                  MatchesRegex("all_reduce: timeout after [0-9]+\\.[0-9]+ s: rank 1 had not arrived"));
     }
     EXPECT_THAT(data, testing::Each(1.0f));
     ++gone;
@@ -142,8 +151,8 @@ TEST(Abort, WakesWaitingRanksFromAnyThread) {
   EXPECT_THAT(group->rank(2).last_error(), HasSubstr("barrier: not started"));
 }
 
-// An abort in the middle of a stream of collectives: each completes everywhere or fails everywhere it was waited for, and nobody reads what
-// another rank has freed.
+// An abort in the middle of a stream of collectives: each completes everywhere or fails everywhere it was waited for,
+// and nobody reads what another rank has freed.
 TEST(Abort, InTheMiddleOfTransfers) {
   for (int round = 0; round < 20; ++round) {
     const auto group = make_group(4);
@@ -199,11 +208,16 @@ TEST(Arguments, EachIsChecked) {
     EXPECT_EQ(call(group->rank(0)).code(), code);
     EXPECT_THAT(group->rank(0).last_error(), HasSubstr(text));
   };
-  fails([&](Communicator& c) { return c.all_reduce_sum(&x, &x, 4, DType::u8, {}, patient()); }, StatusCode::unsupported, "dtype u8");
-  fails([&](Communicator& c) { return c.all_gather(&x, &x, 1, static_cast<DType>(9), {}, patient()); }, StatusCode::unsupported, "dtype ? (9)");
-  fails([&](Communicator& c) { return c.all_to_all(&x, nullptr, 1, DType::f32, {}, patient()); }, StatusCode::invalid_argument, "null receive buffer");
-  fails([&](Communicator& c) { return c.broadcast(&x, 1, DType::f32, 1, {}, patient()); }, StatusCode::invalid_argument, "root 1 is outside");
-  fails([&](Communicator& c) { return c.all_gather(&x, &x, SIZE_MAX / 2, DType::f32, {}, patient()); }, StatusCode::invalid_argument, "overflows");
+  fails([&](Communicator& c) { return c.all_reduce_sum(&x, &x, 4, DType::u8, {}, patient()); }, StatusCode::unsupported,
+        "dtype u8");
+  fails([&](Communicator& c) { return c.all_gather(&x, &x, 1, static_cast<DType>(9), {}, patient()); },
+        StatusCode::unsupported, "dtype ? (9)");
+  fails([&](Communicator& c) { return c.all_to_all(&x, nullptr, 1, DType::f32, {}, patient()); },
+        StatusCode::invalid_argument, "null receive buffer");
+  fails([&](Communicator& c) { return c.broadcast(&x, 1, DType::f32, 1, {}, patient()); }, StatusCode::invalid_argument,
+        "root 1 is outside");
+  fails([&](Communicator& c) { return c.all_gather(&x, &x, SIZE_MAX / 2, DType::f32, {}, patient()); },
+        StatusCode::invalid_argument, "overflows");
   fails([&](Communicator& c) { return c.barrier({&device}, patient()); }, StatusCode::unsupported, "device stream");
   fails([&](Communicator& c) { return c.split(0, 0, nullptr, patient()); }, StatusCode::invalid_argument, "split");
 }

@@ -9,10 +9,10 @@
 namespace gradgate {
 namespace {
 
-using testing::HasSubstr;
 using test::make_group;
 using test::patient;
 using test::run_ranks;
+using testing::HasSubstr;
 
 constexpr LinkSpec kLink{5e-6, 1e10};
 
@@ -149,7 +149,8 @@ TEST(Shaped, ErrorsNameTheOperationOfTheCaller) {
       if (comm->rank() == 1) return;
       float x = 0;
       EXPECT_EQ(comm->all_reduce_sum(&x, &x, 1, DType::f32, {}, Deadline::after(1.0)).code(), StatusCode::timeout);
-      EXPECT_THAT(comm->last_error(), testing::AllOf(HasSubstr("all_reduce on an emulated link"), HasSubstr("rank 1 had not arrived")));
+      EXPECT_THAT(comm->last_error(),
+                  testing::AllOf(HasSubstr("all_reduce on an emulated link"), HasSubstr("rank 1 had not arrived")));
     });
     run_ranks(2, [&](Communicator& inner) {
       const auto comm = shaped(inner, kLink, clock);

@@ -1,5 +1,5 @@
-// Runs one function on N thread ranks. A rank that throws, or a group that does not finish in time, is a test failure that names the rank,
-// and the group is aborted so that the others leave their collectives.
+// Runs one function on N thread ranks. A rank that throws, or a group that does not finish in time, is a test failure
+// that names the rank, and the group is aborted so that the others leave their collectives.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -31,7 +31,8 @@ inline std::unique_ptr<ThreadGroup> make_group(int ranks) {
 }
 
 /// body(communicator) on every rank of `group`, in a thread of its own; returns when all are back.
-inline void run_on(ThreadGroup& group, const std::function<void(Communicator&)>& body, double watchdog_s = kWatchdogSeconds) {
+inline void run_on(ThreadGroup& group, const std::function<void(Communicator&)>& body,
+                   double watchdog_s = kWatchdogSeconds) {
   struct Shared {
     std::mutex mutex;
     std::condition_variable done;

@@ -1,5 +1,5 @@
-// A group of ranks with a gradient and a residual each, exchanges run over them, and what format.md says must come out, by sequential code
-// over the reference codecs.
+// A group of ranks with a gradient and a residual each, exchanges run over them, and what format.md says must come out,
+// by sequential code over the reference codecs.
 #pragma once
 
 #include <cstring>
@@ -22,7 +22,8 @@ struct Outcome {
 
 /// The state of all ranks between exchanges.
 struct Ranks {
-  Ranks(int n_ranks, size_t n_elements, DType type) : count(n_elements), dtype(type), gradients(static_cast<size_t>(n_ranks)) {
+  Ranks(int n_ranks, size_t n_elements, DType type)
+      : count(n_elements), dtype(type), gradients(static_cast<size_t>(n_ranks)) {
     residuals.assign(gradients.size(), std::vector<float>(count, 0.0f));
   }
   int size() const { return static_cast<int>(gradients.size()); }
@@ -44,14 +45,13 @@ struct Ranks {
   std::vector<std::vector<float>> residuals;
 };
 
-/// Runs one exchange on all ranks; `wrap` may put another communicator between.
+/// Runs one exchange on all ranks, from a workspace of any alignment; `change` may alter a rank's arguments before.
 inline std::vector<Outcome> exchange(Ranks& ranks, const Candidate& candidate, Feedback feedback, uint32_t step,
                                      const std::function<void(ExchangeArgs&)>& change = {}) {
   std::vector<Outcome> outcomes(ranks.gradients.size());
   run_ranks(ranks.size(), [&](Communicator& comm) {
     ExchangeArgs args = ranks.args(comm.rank(), candidate, feedback, step);
     if (change) change(args);
-    // One byte off, since any alignment must do.
     std::vector<std::byte> workspace(exchange_workspace_bytes(args.shape) + 1);
     args.workspace = Bytes(workspace).subspan(1);
     Outcome& outcome = outcomes[static_cast<size_t>(comm.rank())];
@@ -61,7 +61,8 @@ inline std::vector<Outcome> exchange(Ranks& ranks, const Candidate& candidate, F
 }
 
 inline void expect_all_ok(const std::vector<Outcome>& outcomes) {
-  for (size_t r = 0; r < outcomes.size(); ++r) EXPECT_TRUE(outcomes[r].status.ok()) << "rank " << r << ": " << outcomes[r].why.text;
+  for (size_t r = 0; r < outcomes.size(); ++r)
+    EXPECT_TRUE(outcomes[r].status.ok()) << "rank " << r << ": " << outcomes[r].why.text;
 }
 
 /// The same exchange, one rank after the other.
@@ -72,22 +73,29 @@ inline void reference_two_shot(Ranks& ranks, const CodecSpec& spec, bool feedbac
   const size_t shard = unit * (((n + size - 1) / size + unit - 1) / unit);
   const auto first = [&](size_t r) { return std::min(n, r * shard); };
   const auto part = [&](size_t r, size_t owner) {
-    return ConstVec(static_cast<const std::byte*>(ranks.gradients[r].data()) + first(owner) * element, first(owner + 1) - first(owner), ranks.dtype);
+    return ConstVec(static_cast<const std::byte*>(ranks.gradients[r].data()) + first(owner) * element,
+                    first(owner + 1) - first(owner), ranks.dtype);
   };
-  const auto residual = [&](size_t r, size_t owner) { return feedback ? ranks.residuals[r].data() + first(owner) : nullptr; };
+  const auto residual = [&](size_t r, size_t owner) {
+    return feedback ? ranks.residuals[r].data() + first(owner) : nullptr;
+  };
   Gradient result = ranks.gradients[0];
   for (size_t owner = 0; owner < size; ++owner) {
     std::vector<std::vector<std::byte>> payloads(size);
     std::vector<ConstBytes> views(size);
     for (size_t r = 0; r < size; ++r) {
       if (r == owner) continue;
-      payloads[r] = reference::encode(spec, part(r, owner), residual(r, owner), false, {7, 3, step, static_cast<uint32_t>(r)}, nullptr);
+      payloads[r] = reference::encode(spec, part(r, owner), residual(r, owner), false,
+                                      {7, 3, step, static_cast<uint32_t>(r)}, nullptr);
       views[r] = payloads[r];
     }
     const Seed seed{7, 3, step, static_cast<uint32_t>(size + owner)};
-    const auto sum = reference::reduce_encode(spec, views, owner, part(owner, owner), residual(owner, owner), seed, nullptr);
-    const Vec out{static_cast<std::byte*>(result.data()) + first(owner) * element, first(owner + 1) - first(owner), ranks.dtype};
-    reference::decode(spec, ranks.dtype, sum.data(), out, static_cast<float>(1.0 / static_cast<double>(size)), Into::store);
+    const auto sum =
+        reference::reduce_encode(spec, views, owner, part(owner, owner), residual(owner, owner), seed, nullptr);
+    const Vec out{static_cast<std::byte*>(result.data()) + first(owner) * element, first(owner + 1) - first(owner),
+                  ranks.dtype};
+    reference::decode(spec, ranks.dtype, sum.data(), out, static_cast<float>(1.0 / static_cast<double>(size)),
+                      Into::store);
   }
   for (Gradient& gradient : ranks.gradients) gradient = result;
 }
