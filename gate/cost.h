@@ -92,22 +92,4 @@ inline double exchange_cost(Exchange exchange, const LinkModel& link, double pay
   return std::numeric_limits<double>::quiet_NaN();
 }
 
-/// Codec work of one exchange per rank, as multiples of one encode and one decode of the whole vector.
-struct CodecWork {
-  double encodes = 1, decodes = 1;
-};
-/// all_reduce: 1 and 1. two_shot: the N−1 foreign shards and the own sum are encoded (1); N−1 shards are decoded for the sum
-/// and all N sums at the end, (2N−1)/N. all_gather: 1 and N. One rank: nothing.
-constexpr CodecWork codec_work(Exchange exchange, uint32_t ranks) noexcept {
-  const double n = ranks;
-  if (ranks <= 1) return {0, 0};
-  switch (exchange) {
-    case Exchange::all_reduce: return {1, 1};
-    case Exchange::two_shot:
-    case Exchange::hierarchical: return {1, (2 * n - 1) / n};
-    case Exchange::all_gather: return {1, n};
-  }
-  return {1, 1};
-}
-
 }  // namespace gradgate::gate

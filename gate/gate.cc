@@ -146,11 +146,8 @@ void Gate::record(size_t bucket, const Sample& sample) noexcept {
     return;
   }
   if (candidate != 0) {
-    // A shadow call is one encode and one decode of the whole bucket; the exchange does more, or less.
-    const CodecWork work = sample.shadow ? codec_work(g.shape.candidates[candidate - 1].exchange, g.shape.config.ranks)
-                                         : CodecWork{1, 1};
-    g.codec(bucket, candidate).encode.add(sample.encode_s * work.encodes);
-    g.codec(bucket, candidate).decode.add(sample.decode_s * work.decodes);
+    g.codec(bucket, candidate).encode.add(sample.encode_s);
+    g.codec(bucket, candidate).decode.add(sample.decode_s);
   }
   if (sample.shadow) {
     g.local.shadow_s += sample.encode_s + sample.decode_s;

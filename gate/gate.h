@@ -87,14 +87,14 @@ const char* action_name(Action action) noexcept;
 struct StepPlan {
   Action action = Action::dense;
   uint8_t candidate = 0;  ///< of Action::compress; else 0
-  int8_t shadow = -1;     ///< candidate to encode and decode once on this gradient, changing nothing; −1: none
+  int8_t shadow = -1;     ///< candidate whose codec work is done once on this gradient, changing nothing; −1: none
 };
 
 /// One measurement of one bucket. Seconds from a steady clock.
 struct Sample {
   uint8_t candidate = 0;  ///< 0 for dense, probe and flush
-  /// A real exchange: all encoding, all collectives, all decoding (decode-sum included) of this rank. A shadow call: one
-  /// encode and one decode of the whole bucket (the gate scales them to the exchange, see codec_work()). Dense: transfer_s.
+  /// All encoding, all collectives, all decoding (decode-sum included) of this rank in one exchange. A shadow call: the same
+  /// codec work without the collectives. Dense: transfer_s.
   double encode_s = 0, transfer_s = 0, decode_s = 0;
   bool shadow = false;
   bool ok = true;  ///< false: the call failed; its times are not used, and a failed exchange closes the candidate

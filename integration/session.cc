@@ -253,15 +253,17 @@ Status SessionImpl::agree() noexcept {
 
 void SessionImpl::explain_changes() noexcept {
   if (comm_.rank() != 0 || options_.explain == nullptr) return;
-  bool changed = explained_phase_ != gate_.phase_name();
+  // When the gate settles (also: gives its verdict in observe) every bucket is explained; in between only those that changed.
+  const bool settles = gate_.settled() && !explained_settled_;
+  const bool phase = explained_phase_ != gate_.phase_name();
   for (size_t b = 0; b < buckets_.size(); ++b) {
-    if (gate_.running(b) == explained_[b] && !(changed && gate_.settled())) continue;
+    if (gate_.running(b) == explained_[b] && !settles) continue;
     explained_[b] = gate_.running(b);
     say(gate_.explain(b));
   }
-  if (!changed) return;
+  explained_settled_ = gate_.settled();
   explained_phase_ = gate_.phase_name();  // short names: no allocation
-  say(gate_.explain_plan());
+  if (phase || settles) say(gate_.explain_plan());
 }
 
 void SessionImpl::say(const Message& message) const noexcept {

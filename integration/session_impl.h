@@ -91,6 +91,7 @@ class SessionImpl final : public Session {
   std::vector<double> report_, reports_, message_;
   std::vector<int> explained_;        ///< per bucket: the candidate that was last explained
   std::string explained_phase_;
+  bool explained_settled_ = false;
 
   uint64_t step_ = 0;
   uint32_t next_bucket_ = 0;

@@ -189,6 +189,7 @@ Status SessionImpl::make_gate() {
   explained_.assign(buckets_.size(), 0);
   explained_phase_.reserve(32);
   explained_phase_ = gate_.phase_name();
+  explained_settled_ = gate_.settled();
   return {};
 }
 

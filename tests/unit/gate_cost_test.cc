@@ -98,14 +98,6 @@ TEST(GateCost, UnusableModelsPriceNothing) {
   EXPECT_TRUE(std::isnan(exchange_cost(Exchange::all_reduce, negative, 1e6)));
 }
 
-TEST(GateCost, CodecWorkPerExchange) {
-  EXPECT_EQ(codec_work(Exchange::two_shot, 4).encodes, 1);
-  EXPECT_EQ(codec_work(Exchange::two_shot, 4).decodes, 1.75);
-  EXPECT_EQ(codec_work(Exchange::all_gather, 4).decodes, 4);
-  EXPECT_EQ(codec_work(Exchange::all_reduce, 4).decodes, 1);
-  EXPECT_EQ(codec_work(Exchange::two_shot, 1).decodes, 0);
-}
-
 TEST(GateCost, InterconnectsAreNamedOnceAndFound) {
   for (size_t i = 0; i < kInterconnectCount; ++i) {
     const Interconnect& entry = kInterconnects[i];
