@@ -155,6 +155,15 @@ TEST(OneRank, OutputIsInputAndNothingIsSent) {
   }
 }
 
+TEST(OneRank, KeepsTheBitsOfEveryNan) {
+  NoNetwork comm;
+  Ranks ranks(1, 3, DType::bf16);
+  ranks.gradients[0].dtype = DType::bf16;
+  ranks.gradients[0].bf16 = {0x7f81, 0xffff, 0x8000};
+  EXPECT_TRUE(run_exchange(comm, ranks.args(0, dense_candidate(), Feedback::none, 0), 1, {}, nullptr, nullptr).ok());
+  EXPECT_EQ(ranks.gradients[0].bf16, (std::vector<uint16_t>{0x7f81, 0xffff, 0x8000}));
+}
+
 TEST(NoElements, NothingIsSentByAnyExchange) {
   NoNetwork comm;
   comm.size_ = 4;
