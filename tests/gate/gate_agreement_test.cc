@@ -140,7 +140,9 @@ TEST(GateAgreement, DamagedMessagesAreRefused) {
         ++refused;
         EXPECT_STREQ(fresh.gates[1].phase_name(), "startup") << "unchanged";
       }
-      fresh.gates[1].plan(0), fresh.gates[1].explain(0), fresh.gates[1].end_step(1e-2);
+      EXPECT_LE(fresh.gates[1].running(0), 1);
+      EXPECT_LE(fresh.gates[1].plan(0).candidate, 1);
+      fresh.gates[1].explain(0), fresh.gates[1].end_step(1e-2);
     }
   }
   EXPECT_GT(refused, static_cast<int>(2 * message.size()));

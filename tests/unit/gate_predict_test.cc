@@ -160,6 +160,13 @@ TEST(GatePredict, HysteresisBetweenCandidates) {
   EXPECT_EQ(chosen(109, 1), 1);
   EXPECT_EQ(chosen(111, 1), 2);
   EXPECT_EQ(chosen(106, kNoIncumbent), 2);
+  // A choice that only the hysteresis explains says so, open and closed.
+  const CandidateCost near[] = {candidate(505, 9000, 500)};
+  EXPECT_EQ(decide(10000, 8e6, near, 1).chosen, 1);
+  EXPECT_EQ(decide(10000, 8e6, near, 1).why, Why::kept);
+  const CandidateCost almost[] = {candidate(490, 9000, 500)};
+  EXPECT_EQ(decide(10000, 8e6, almost, 0).chosen, 0);
+  EXPECT_EQ(decide(10000, 8e6, almost, 0).why, Why::kept);
 }
 
 // Adding encode time, or removing wire savings, never opens a gate.
