@@ -79,6 +79,19 @@ TEST(NonFiniteInABlock, KeepsResidualsAsTheyWere_NUM3) {
   EXPECT_EQ(e2[1], 1.125f);  // carried
 }
 
+TEST(NonFiniteGradient, TakesNoPartInTheSum_NUM3) {
+  for (const char* text : {"bf16", "chunk-topk:32/32"}) {
+    Values g(300, 1.0f), e(300, 0.5f);
+    g[3] = kInf, e[3] = -kInf;  // a residual that a caller spoiled
+    g[270] = -kInf, e[270] = kInf;
+    const Values d = decode(text, encode(text, g, &e), 300);
+    EXPECT_EQ(d[3], kInf) << text;
+    EXPECT_EQ(d[270], -kInf) << text;
+    EXPECT_EQ(e[3], -kInf) << text;
+    EXPECT_EQ(d[4], 1.5f) << text;
+  }
+}
+
 TEST(Overflow, NothingFiniteBecomesNonFinite_NUM4) {
   constexpr float kMax = std::numeric_limits<float>::max();
   const Values g = {3e38f, -3e38f, 2e19f, 0.0f, kMax, -kMax};
