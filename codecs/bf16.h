@@ -9,8 +9,8 @@ namespace gradgate::codecs {
 
 GRADGATE_HD float widen_bf16(uint16_t b) { return exact::from_bits(static_cast<uint32_t>(b) << 16); }
 
-/// Bits of x rounded to bf16 and widened again. To nearest even; a finite value never becomes Inf (it saturates at 0x7f7f0000), every NaN
-/// becomes 0x7fc00000.
+/// Bits of x rounded to bf16 and widened again. To nearest even; a finite value never becomes Inf (it saturates at
+/// 0x7f7f0000), every NaN becomes 0x7fc00000.
 GRADGATE_HD uint32_t rounded_bf16_bits(float x) {
   const uint32_t b = exact::bits(x);
   const uint32_t m = b & exact::kMagMask;

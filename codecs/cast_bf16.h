@@ -13,7 +13,9 @@ struct Codec<CodecId::bf16> {
   static constexpr bool kFeedback = true, kDefaultFeedback = false;
   static constexpr int kFidelity = 1;
 
-  static bool parse(std::string_view parameters, CodecSpec*, Message* why) noexcept { return no_parameters(parameters, "bf16", why); }
+  static bool parse(std::string_view parameters, CodecSpec*, Message* why) noexcept {
+    return no_parameters(parameters, "bf16", why);
+  }
   static void format(const CodecSpec&, Message* text) noexcept { text->format("bf16"); }
   static bool valid(const CodecSpec& spec) noexcept { return plain_spec(spec); }
   static bool takes(DType gradient) noexcept { return gradient == DType::f32; }

@@ -1,4 +1,5 @@
-// chunk-topk:c/B: the c greatest of every B elements, with their places (docs/format.md §3). Element code, for host and device.
+// chunk-topk:c/B: the c greatest of every B elements, with their places (docs/format.md §3). Element code, for host and
+// device.
 #pragma once
 
 #include "codecs/bf16.h"
@@ -27,8 +28,8 @@ struct Codec<CodecId::chunk_topk> {
   static bool parse(std::string_view parameters, CodecSpec* spec, Message* why) noexcept;
   static void format(const CodecSpec& spec, Message* text) noexcept;
   static bool valid(const CodecSpec& spec) noexcept {
-    return spec.param1 >= kMinChunk && spec.param1 <= kMaxChunk && (spec.param1 & (spec.param1 - 1)) == 0 && spec.param0 >= 1 &&
-           spec.param0 <= spec.param1 && (spec.value == DType::f32 || spec.value == DType::bf16);
+    return spec.param1 >= kMinChunk && spec.param1 <= kMaxChunk && (spec.param1 & (spec.param1 - 1)) == 0 &&
+           spec.param0 >= 1 && spec.param0 <= spec.param1 && (spec.value == DType::f32 || spec.value == DType::bf16);
   }
   static bool takes(DType gradient) noexcept { return gradient == DType::f32 || gradient == DType::bf16; }
   static WireSpec wire(const CodecSpec& spec, DType) noexcept { return {spec.value, spec.param0, spec.param1}; }
@@ -41,7 +42,8 @@ struct Codec<CodecId::chunk_topk> {
   }
 
   template <class Byte>
-  static void layout(const CodecSpec& spec, DType, size_t count, Carver<Byte>& carver, Sections<Byte>* sections) noexcept {
+  static void layout(const CodecSpec& spec, DType, size_t count, Carver<Byte>& carver,
+                     Sections<Byte>* sections) noexcept {
     const size_t k = entries(spec, count), value_bytes = dtype_bytes(spec.value);
     sections->first = carver.take(k, value_bytes);
     sections->first_bytes = k * value_bytes;

@@ -21,14 +21,17 @@ R visit(CodecId id, R otherwise, F&& f) noexcept {
   return otherwise;
 }
 
-/// Whether a spec could have come from parse_codec: known id, parameters in range, feedback only where there is a residual.
+/// Whether a spec could have come from parse_codec: known id, parameters in range, feedback only where there is a
+/// residual.
 bool valid_spec(const CodecSpec& spec) noexcept;
 /// Header fields of a valid spec.
 WireSpec wire_spec(const CodecSpec& spec, DType gradient) noexcept;
 
-/// Sections of a payload at `base` (null: sizes only), and its size; 0 bytes where the codec does not take the dtype or the size overflows.
+/// Sections of a payload at `base` (null: sizes only), and its size; 0 bytes where the codec does not take the dtype or
+/// the size overflows.
 template <class Byte>
-size_t bind_payload(const CodecSpec& spec, DType gradient, size_t count, Byte* base, Sections<Byte>* sections) noexcept {
+size_t bind_payload(const CodecSpec& spec, DType gradient, size_t count, Byte* base,
+                    Sections<Byte>* sections) noexcept {
   if (!valid_spec(spec)) return 0;
   Carver<Byte> carver(base);
   sections->header = carver.take(1, 32);

@@ -1,5 +1,6 @@
-// The only arithmetic that element code may use: one correctly rounded operation at a time, on host and device alike. The payload format
-// depends on it (docs/format.md §2, rule 8), so a build that lets the compiler reorder or contract floating point is refused here.
+// The only arithmetic that element code may use: one correctly rounded operation at a time, on host and device alike.
+// The payload format depends on it (docs/format.md §2, rule 8), so a build that lets the compiler reorder or contract
+// floating point is refused here.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +9,8 @@
 #error "gradgate's payloads are exact to the bit: build without -ffast-math and -Ofast"
 #endif
 
-// Element code is always inlined: the same lines are compiled for several instruction sets, and a shared out-of-line copy of one of them
-// could end up on a machine that lacks it.
+// Element code is always inlined: the same lines are compiled for several instruction sets, and a shared out-of-line
+// copy of one of them could end up on a machine that lacks it.
 #if defined(__CUDACC__)
 #define GRADGATE_HD __host__ __device__ __forceinline__
 #else
@@ -74,10 +75,8 @@ GRADGATE_HD float div(float a, float b) {
 #endif
 }
 
-/// Nearest integer, half to even, of |x| <= 2^22. Adding 1.5 * 2^23 leaves the integer in the low bits of the sum: one addition in place of
-/// a conversion, whose rounding and range differ between machines.
-GRADGATE_HD int32_t round_even(float x) {
-  return static_cast<int32_t>(bits(add(x, 12582912.0f)) - 0x4b400000u);
-}
+/// Nearest integer, half to even, of |x| <= 2^22. Adding 1.5 * 2^23 leaves the integer in the low bits of the sum: one
+/// addition in place of a conversion, whose rounding and range differ between machines.
+GRADGATE_HD int32_t round_even(float x) { return static_cast<int32_t>(bits(add(x, 12582912.0f)) - 0x4b400000u); }
 
 }  // namespace gradgate::exact

@@ -1,4 +1,5 @@
-// int8: one signed byte per element and an f32 scale per block of 256 (docs/format.md §3). Element code, for host and device.
+// int8: one signed byte per element and an f32 scale per block of 256 (docs/format.md §3). Element code, for host and
+// device.
 #pragma once
 
 #include "codecs/exact_math.h"
@@ -51,7 +52,9 @@ struct Codec<CodecId::int8> {
   static constexpr bool kFeedback = true, kDefaultFeedback = false;
   static constexpr int kFidelity = 2;
 
-  static bool parse(std::string_view parameters, CodecSpec*, Message* why) noexcept { return no_parameters(parameters, "int8", why); }
+  static bool parse(std::string_view parameters, CodecSpec*, Message* why) noexcept {
+    return no_parameters(parameters, "int8", why);
+  }
   static void format(const CodecSpec&, Message* text) noexcept { text->format("int8"); }
   static bool valid(const CodecSpec& spec) noexcept { return plain_spec(spec); }
   static bool takes(DType gradient) noexcept { return gradient == DType::f32 || gradient == DType::bf16; }

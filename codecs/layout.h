@@ -1,5 +1,5 @@
-// Where the sections of a payload lie. Each codec has one layout function; run over a Carver without memory it counts bytes, run over one
-// with memory it yields pointers, so that sizes and addresses cannot disagree.
+// Where the sections of a payload lie. Each codec has one layout function; run over a Carver without memory it counts
+// bytes, run over one with memory it yields pointers, so that sizes and addresses cannot disagree.
 #pragma once
 
 #include <bit>
@@ -22,7 +22,8 @@ class Carver {
 
   Byte* take(size_t count, size_t element_bytes) noexcept {
     size_t bytes = 0, end = 0;
-    if (__builtin_mul_overflow(count, element_bytes, &bytes) || __builtin_add_overflow(bytes, kSectionAlign - 1, &bytes) ||
+    if (__builtin_mul_overflow(count, element_bytes, &bytes) ||
+        __builtin_add_overflow(bytes, kSectionAlign - 1, &bytes) ||
         __builtin_add_overflow(offset_, bytes & ~(kSectionAlign - 1), &end) || end > PTRDIFF_MAX) {
       overflow_ = true;
       return nullptr;

@@ -12,7 +12,9 @@ struct Codec<CodecId::none> {
   static constexpr bool kFeedback = false, kDefaultFeedback = false;
   static constexpr int kFidelity = 0;
 
-  static bool parse(std::string_view parameters, CodecSpec*, Message* why) noexcept { return no_parameters(parameters, "none", why); }
+  static bool parse(std::string_view parameters, CodecSpec*, Message* why) noexcept {
+    return no_parameters(parameters, "none", why);
+  }
   static void format(const CodecSpec&, Message* text) noexcept { text->format("none"); }
   static bool valid(const CodecSpec& spec) noexcept { return plain_spec(spec); }
   static bool takes(DType gradient) noexcept {
@@ -22,7 +24,8 @@ struct Codec<CodecId::none> {
   static size_t unit(const CodecSpec&) noexcept { return kGroup; }
 
   template <class Byte>
-  static void layout(const CodecSpec&, DType gradient, size_t count, Carver<Byte>& carver, Sections<Byte>* sections) noexcept {
+  static void layout(const CodecSpec&, DType gradient, size_t count, Carver<Byte>& carver,
+                     Sections<Byte>* sections) noexcept {
     sections->first = carver.take(count, dtype_bytes(gradient));
     sections->first_bytes = count * dtype_bytes(gradient);
   }

@@ -10,7 +10,8 @@ namespace {
 
 Status bad(PayloadFault fault) noexcept { return {StatusCode::bad_payload, static_cast<int64_t>(fault)}; }
 
-// Whether the indices of one chunk are below `length` and rise. No early exit: the loop is then a few vector instructions.
+// Whether the indices of one chunk are below `length` and rise. No early exit: the loop is then a few vector
+// instructions.
 bool chunk_indices_ok(const uint16_t* index, size_t k, size_t length) noexcept {
   uint32_t wrong = index[k - 1] >= length;  // the last is the greatest where they rise
   for (size_t i = 1; i < k; ++i) wrong |= index[i] <= index[i - 1];
@@ -33,7 +34,8 @@ bool indices_ok(const CodecSpec& spec, size_t count, const std::byte* section) n
 
 using namespace codecs;
 
-Status check_payload(const CodecSpec& spec, DType gradient, size_t count, ConstBytes payload, PayloadInfo* info) noexcept {
+Status check_payload(const CodecSpec& spec, DType gradient, size_t count, ConstBytes payload,
+                     PayloadInfo* info) noexcept {
   if (!valid_spec(spec)) return StatusCode::invalid_argument;
   if (!codec_takes(spec, gradient)) return StatusCode::unsupported;
   Sections<const std::byte> sections;
@@ -47,22 +49,31 @@ Status check_payload(const CodecSpec& spec, DType gradient, size_t count, ConstB
   if (fault != PayloadFault::none) return bad(fault);
   const bool error = (header.flags & kFlagError) != 0;
   if (info != nullptr) {
-    *info = {spec.id,      static_cast<DType>(header.value), error,         (header.flags & kFlagNonFinite) != 0, static_cast<StatusCode>(header.flags >> 4),
-             header.count, header.param0,                    header.param1, header.step};
+    *info = {spec.id,
+             static_cast<DType>(header.value),
+             error,
+             (header.flags & kFlagNonFinite) != 0,
+             static_cast<StatusCode>(header.flags >> 4),
+             header.count,
+             header.param0,
+             header.param1,
+             header.step};
   }
   if (error) return {StatusCode::peer_failed, header.flags >> 4};
   if (spec.id == CodecId::chunk_topk && !indices_ok(spec, count, sections.second)) return bad(PayloadFault::index);
   return {};
 }
 
-Status encode_error(const CodecSpec& spec, DType gradient, size_t count, Seed seed, StatusCode code, Bytes payload) noexcept {
+Status encode_error(const CodecSpec& spec, DType gradient, size_t count, Seed seed, StatusCode code,
+                    Bytes payload) noexcept {
   const uint32_t number = static_cast<uint32_t>(code);
   if (!valid_spec(spec) || number == 0 || number > 15) return StatusCode::invalid_argument;
   if (!codec_takes(spec, gradient)) return StatusCode::unsupported;
   const size_t bytes = payload_bytes(spec, gradient, count);
   if (bytes == 0) return StatusCode::invalid_argument;
   if (payload.size() < bytes) return {StatusCode::payload_too_small, static_cast<int64_t>(bytes)};
-  if (payload.data() == nullptr || reinterpret_cast<uintptr_t>(payload.data()) % kSectionAlign != 0) return StatusCode::invalid_argument;
+  if (payload.data() == nullptr || reinterpret_cast<uintptr_t>(payload.data()) % kSectionAlign != 0)
+    return StatusCode::invalid_argument;
   WireHeader header = make_header(spec, gradient, count, seed.step);
   header.flags = static_cast<uint8_t>(kFlagError | number << 4);
   std::memset(payload.data(), 0, bytes);

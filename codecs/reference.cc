@@ -36,9 +36,15 @@ size_t entries(const CodecSpec& spec, size_t n) {
 // Bytes of sections 0 and 1, without padding.
 void section_bytes(const CodecSpec& spec, DType gradient, size_t n, size_t* first, size_t* second) {
   switch (spec.id) {
-    case CodecId::none: *first = n * dtype_bytes(gradient), *second = 0; break;
-    case CodecId::bf16: *first = n * 2, *second = 0; break;
-    case CodecId::int8: *first = blocks(n) * 4, *second = n; break;
+    case CodecId::none:
+      *first = n * dtype_bytes(gradient), *second = 0;
+      break;
+    case CodecId::bf16:
+      *first = n * 2, *second = 0;
+      break;
+    case CodecId::int8:
+      *first = blocks(n) * 4, *second = n;
+      break;
     case CodecId::chunk_topk:
       *first = entries(spec, n) * (spec.value == DType::f32 ? 4 : 2), *second = entries(spec, n) * 2;
       break;
@@ -53,10 +59,18 @@ std::vector<std::byte> with_header(const CodecSpec& spec, DType gradient, size_t
   uint8_t value = 0;
   uint32_t p0 = 0, p1 = 0;
   switch (spec.id) {
-    case CodecId::none: value = static_cast<uint8_t>(gradient); break;
-    case CodecId::bf16: value = 1; break;
-    case CodecId::int8: p0 = 256; break;
-    case CodecId::chunk_topk: value = static_cast<uint8_t>(spec.value), p0 = spec.param0, p1 = spec.param1; break;
+    case CodecId::none:
+      value = static_cast<uint8_t>(gradient);
+      break;
+    case CodecId::bf16:
+      value = 1;
+      break;
+    case CodecId::int8:
+      p0 = 256;
+      break;
+    case CodecId::chunk_topk:
+      value = static_cast<uint8_t>(spec.value), p0 = spec.param0, p1 = spec.param1;
+      break;
   }
   put<uint8_t>(&payload, 6, value);
   put<uint8_t>(&payload, 7, non_finite ? 2 : 0);
@@ -118,7 +132,8 @@ void encode_int8(const std::vector<float>& x, size_t scales_at, size_t codes_at,
   }
 }
 
-void encode_topk(const CodecSpec& spec, const std::vector<float>& x, size_t values_at, size_t indices_at, std::vector<std::byte>* payload) {
+void encode_topk(const CodecSpec& spec, const std::vector<float>& x, size_t values_at, size_t indices_at,
+                 std::vector<std::byte>* payload) {
   size_t entry = 0;
   for (size_t begin = 0; begin < x.size(); begin += spec.param1) {
     const size_t length = std::min<size_t>(spec.param1, x.size() - begin), k = std::min<size_t>(spec.param0, length);
@@ -139,9 +154,11 @@ void encode_topk(const CodecSpec& spec, const std::vector<float>& x, size_t valu
   }
 }
 
-std::vector<std::byte> encode_x(const CodecSpec& spec, DType gradient, const std::vector<float>& x, Seed seed, EncodeStats* stats) {
+std::vector<std::byte> encode_x(const CodecSpec& spec, DType gradient, const std::vector<float>& x, Seed seed,
+                                EncodeStats* stats) {
   const size_t n = x.size();
-  const auto non_finite = static_cast<uint64_t>(std::count_if(x.begin(), x.end(), [](float v) { return !std::isfinite(v); }));
+  const auto non_finite =
+      static_cast<uint64_t>(std::count_if(x.begin(), x.end(), [](float v) { return !std::isfinite(v); }));
   if (stats != nullptr) stats->non_finite = non_finite;
   std::vector<std::byte> payload = with_header(spec, gradient, n, seed, non_finite != 0);
   size_t first = 0, second = 0;
@@ -160,14 +177,18 @@ std::vector<std::byte> encode_x(const CodecSpec& spec, DType gradient, const std
     case CodecId::bf16:
       for (size_t i = 0; i < n; ++i) put<uint16_t>(&payload, 32 + i * 2, bf16_of(x[i]));
       break;
-    case CodecId::int8: encode_int8(x, 32, second_at, &payload); break;
-    case CodecId::chunk_topk: encode_topk(spec, x, 32, second_at, &payload); break;
+    case CodecId::int8:
+      encode_int8(x, 32, second_at, &payload);
+      break;
+    case CodecId::chunk_topk:
+      encode_topk(spec, x, 32, second_at, &payload);
+      break;
   }
   return payload;
 }
 
-std::vector<std::byte> encode_vector(const CodecSpec& spec, DType gradient, const std::vector<float>& g, float* e, bool flush, Seed seed,
-                                     EncodeStats* stats) {
+std::vector<std::byte> encode_vector(const CodecSpec& spec, DType gradient, const std::vector<float>& g, float* e,
+                                     bool flush, Seed seed, EncodeStats* stats) {
   std::vector<bool> kept;
   const std::vector<float> x = form_x(g, e, flush, &kept);
   std::vector<std::byte> payload = encode_x(spec, gradient, x, seed, stats);
@@ -181,7 +202,8 @@ std::vector<std::byte> encode_vector(const CodecSpec& spec, DType gradient, cons
 }
 
 float read(Vec v, size_t i) {
-  return v.dtype == DType::f32 ? static_cast<const float*>(v.data)[i] : of_bf16(static_cast<const uint16_t*>(v.data)[i]);
+  return v.dtype == DType::f32 ? static_cast<const float*>(v.data)[i]
+                               : of_bf16(static_cast<const uint16_t*>(v.data)[i]);
 }
 void write(Vec v, size_t i, float value) {
   if (v.dtype == DType::f32) {
@@ -196,7 +218,8 @@ void write(Vec v, size_t i, float value) {
 uint16_t bf16_of(float x) {
   if (std::isnan(x)) return 0x7fc0;
   const uint16_t toward_zero = static_cast<uint16_t>(bits(x) >> 16);
-  if (std::isinf(x) || (toward_zero & 0x7fff) == 0x7f7f) return toward_zero;  // the greatest finite stays the greatest finite
+  if (std::isinf(x) || (toward_zero & 0x7fff) == 0x7f7f)
+    return toward_zero;  // the greatest finite stays the greatest finite
   // The two neighbours, and the distances to them, are exact in double.
   const uint16_t away = static_cast<uint16_t>(toward_zero + 1);
   const double below = std::fabs(static_cast<double>(x) - of_bf16(toward_zero));
@@ -214,21 +237,33 @@ size_t payload_bytes(const CodecSpec& spec, DType gradient, size_t count) {
 std::vector<float> widen(ConstVec gradient) {
   std::vector<float> g(gradient.count);
   for (size_t i = 0; i < g.size(); ++i) {
-    g[i] = gradient.dtype == DType::f32 ? static_cast<const float*>(gradient.data)[i] : of_bf16(static_cast<const uint16_t*>(gradient.data)[i]);
+    g[i] = gradient.dtype == DType::f32 ? static_cast<const float*>(gradient.data)[i]
+                                        : of_bf16(static_cast<const uint16_t*>(gradient.data)[i]);
   }
   return g;
 }
 
-std::vector<std::byte> encode(const CodecSpec& spec, ConstVec gradient, float* residual, bool flush, Seed seed, EncodeStats* stats) {
-  if (spec.id != CodecId::none) return encode_vector(spec, gradient.dtype, widen(gradient), residual, flush, seed, stats);
+std::vector<std::byte> encode(const CodecSpec& spec, ConstVec gradient, float* residual, bool flush, Seed seed,
+                              EncodeStats* stats) {
+  if (spec.id != CodecId::none)
+    return encode_vector(spec, gradient.dtype, widen(gradient), residual, flush, seed, stats);
   uint64_t non_finite = 0;
   for (size_t i = 0; i < gradient.count; ++i) {
     switch (gradient.dtype) {
-      case DType::f32: non_finite += !std::isfinite(static_cast<const float*>(gradient.data)[i]); break;
-      case DType::f64: non_finite += !std::isfinite(static_cast<const double*>(gradient.data)[i]); break;
-      case DType::bf16: non_finite += (static_cast<const uint16_t*>(gradient.data)[i] & 0x7f80) == 0x7f80; break;
-      case DType::f16: non_finite += (static_cast<const uint16_t*>(gradient.data)[i] & 0x7c00) == 0x7c00; break;
-      case DType::u8: break;
+      case DType::f32:
+        non_finite += !std::isfinite(static_cast<const float*>(gradient.data)[i]);
+        break;
+      case DType::f64:
+        non_finite += !std::isfinite(static_cast<const double*>(gradient.data)[i]);
+        break;
+      case DType::bf16:
+        non_finite += (static_cast<const uint16_t*>(gradient.data)[i] & 0x7f80) == 0x7f80;
+        break;
+      case DType::f16:
+        non_finite += (static_cast<const uint16_t*>(gradient.data)[i] & 0x7c00) == 0x7c00;
+        break;
+      case DType::u8:
+        break;
     }
   }
   if (stats != nullptr) stats->non_finite = non_finite;
@@ -237,7 +272,8 @@ std::vector<std::byte> encode(const CodecSpec& spec, ConstVec gradient, float* r
   return payload;
 }
 
-std::vector<float> values(const CodecSpec& spec, DType gradient, size_t n, const std::byte* payload, std::vector<bool>* sent) {
+std::vector<float> values(const CodecSpec& spec, DType gradient, size_t n, const std::byte* payload,
+                          std::vector<bool>* sent) {
   std::vector<float> d(n, 0.0f);
   if (sent != nullptr) sent->assign(n, spec.id != CodecId::chunk_topk);
   size_t first = 0, second = 0;
@@ -245,7 +281,8 @@ std::vector<float> values(const CodecSpec& spec, DType gradient, size_t n, const
   const size_t second_at = 32 + up(first, 16);
   switch (spec.id) {
     case CodecId::none:
-      for (size_t i = 0; i < n; ++i) d[i] = gradient == DType::f32 ? get<float>(payload, 32 + i * 4) : of_bf16(get<uint16_t>(payload, 32 + i * 2));
+      for (size_t i = 0; i < n; ++i)
+        d[i] = gradient == DType::f32 ? get<float>(payload, 32 + i * 4) : of_bf16(get<uint16_t>(payload, 32 + i * 2));
       break;
     case CodecId::bf16:
       for (size_t i = 0; i < n; ++i) d[i] = of_bf16(get<uint16_t>(payload, 32 + i * 2));
@@ -263,7 +300,8 @@ std::vector<float> values(const CodecSpec& spec, DType gradient, size_t n, const
         const size_t k = std::min<size_t>(spec.param0, std::min<size_t>(spec.param1, n - begin));
         for (size_t j = 0; j < k; ++j, ++entry) {
           const size_t i = begin + get<uint16_t>(payload, second_at + entry * 2);
-          d[i] = spec.value == DType::f32 ? get<float>(payload, 32 + entry * 4) : of_bf16(get<uint16_t>(payload, 32 + entry * 2));
+          d[i] = spec.value == DType::f32 ? get<float>(payload, 32 + entry * 4)
+                                          : of_bf16(get<uint16_t>(payload, 32 + entry * 2));
           if (sent != nullptr) (*sent)[i] = true;
         }
       }
@@ -290,8 +328,8 @@ void decode(const CodecSpec& spec, DType gradient, const std::byte* payload, Vec
   }
 }
 
-std::vector<std::byte> reduce_encode(const CodecSpec& spec, std::span<const ConstBytes> payloads, size_t self, ConstVec gradient, float* residual,
-                                     Seed seed, EncodeStats* stats) {
+std::vector<std::byte> reduce_encode(const CodecSpec& spec, std::span<const ConstBytes> payloads, size_t self,
+                                     ConstVec gradient, float* residual, Seed seed, EncodeStats* stats) {
   const size_t n = gradient.count;
   const std::vector<float> g = widen(gradient);
   std::vector<float> sum(n);

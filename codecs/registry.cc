@@ -15,9 +15,9 @@ struct Entry {
 };
 
 constexpr Entry kEntries[] = {
-#define GRADGATE_CODEC(identifier, value, name)                                                                                     \
-  {{CodecId::identifier, name, Codec<CodecId::identifier>::kGrammar, Codec<CodecId::identifier>::kSummary,                          \
-    Codec<CodecId::identifier>::kDefaultFeedback, Codec<CodecId::identifier>::kFidelity},                                           \
+#define GRADGATE_CODEC(identifier, value, name)                                                            \
+  {{CodecId::identifier, name, Codec<CodecId::identifier>::kGrammar, Codec<CodecId::identifier>::kSummary, \
+    Codec<CodecId::identifier>::kDefaultFeedback, Codec<CodecId::identifier>::kFidelity},                  \
    Codec<CodecId::identifier>::kFeedback},
 #include "gradgate/codec_list.def"
 #undef GRADGATE_CODEC
@@ -73,7 +73,8 @@ bool parse_number(std::string_view text, uint32_t* value) noexcept {
 
 bool no_parameters(std::string_view parameters, const char* name, Message* why) noexcept {
   if (parameters.empty()) return true;
-  say(why, "%s: parameter '%.*s' is not known; %s takes only :ef or :noef", name, shown(parameters), parameters.data(), name);
+  say(why, "%s: parameter '%.*s' is not known; %s takes only :ef or :noef", name, shown(parameters), parameters.data(),
+      name);
   return false;
 }
 
@@ -88,7 +89,8 @@ bool Codec<CodecId::chunk_topk>::parse(std::string_view parameters, CodecSpec* s
   const std::string_view c_text = ratio.substr(0, slash), b_text = ratio.substr(slash + 1);
   uint32_t c = 0, b = 0;
   if (!parse_number(b_text, &b) || b < kMinChunk || b > kMaxChunk || (b & (b - 1)) != 0) {
-    say(why, "chunk-topk: B is '%.*s', must be a power of two from %u to %u", shown(b_text), b_text.data(), kMinChunk, kMaxChunk);
+    say(why, "chunk-topk: B is '%.*s', must be a power of two from %u to %u", shown(b_text), b_text.data(), kMinChunk,
+        kMaxChunk);
     return false;
   }
   if (!parse_number(c_text, &c) || c < 1 || c > b) {
@@ -112,7 +114,8 @@ bool Codec<CodecId::chunk_topk>::parse(std::string_view parameters, CodecSpec* s
 }
 
 void Codec<CodecId::chunk_topk>::format(const CodecSpec& spec, Message* text) noexcept {
-  text->format("chunk-topk:%" PRIu32 "/%" PRIu32 "%s", spec.param0, spec.param1, spec.value == DType::bf16 ? ":bf16" : "");
+  text->format("chunk-topk:%" PRIu32 "/%" PRIu32 "%s", spec.param0, spec.param1,
+               spec.value == DType::bf16 ? ":bf16" : "");
 }
 
 bool valid_spec(const CodecSpec& spec) noexcept {

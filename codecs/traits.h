@@ -1,5 +1,5 @@
-// What a codec tells the rest of the library about itself: a specialisation of Codec per line of gradgate/codec_list.def, in a header of its
-// own. docs/adding-a-codec.md lists the members.
+// What a codec tells the rest of the library about itself: a specialisation of Codec per line of
+// gradgate/codec_list.def, in a header of its own. docs/adding-a-codec.md lists the members.
 #pragma once
 
 #include <string_view>
@@ -24,6 +24,8 @@ struct Codec;
 /// For codecs without parameters: accepts only empty text, and says so.
 bool no_parameters(std::string_view parameters, const char* name, Message* why) noexcept;
 /// For codecs without parameters: the fields that must have their defaults do.
-inline bool plain_spec(const CodecSpec& spec) noexcept { return spec.value == DType::f32 && spec.param0 == 0 && spec.param1 == 0; }
+inline bool plain_spec(const CodecSpec& spec) noexcept {
+  return spec.value == DType::f32 && spec.param0 == 0 && spec.param1 == 0;
+}
 
 }  // namespace gradgate::codecs

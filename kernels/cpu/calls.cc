@@ -34,7 +34,9 @@ size_t tile_elements(const CodecSpec& spec) noexcept {
   const size_t unit = shard_alignment(spec);
   return unit > kSumElements ? unit : kSumElements;
 }
-size_t task_bytes(const CodecSpec& spec) noexcept { return round_up(tile_elements(spec) * sizeof(float) + scratch_bytes(spec), kWorkAlign); }
+size_t task_bytes(const CodecSpec& spec) noexcept {
+  return round_up(tile_elements(spec) * sizeof(float) + scratch_bytes(spec), kWorkAlign);
+}
 
 // Calls f(begin, end, index) for each task, in the environment of the format.
 template <class F>
@@ -71,11 +73,12 @@ std::byte* aligned_workspace(Bytes workspace) noexcept {
 }
 
 // What encode and reduce_encode ask of their buffers alike; on success the sections of the payload are bound.
-Status check_encode(const CodecSpec& spec, ConstVec gradient, const float* residual, Bytes payload, Bytes workspace, unsigned width,
-                    codecs::Sections<std::byte>* sections) noexcept {
+Status check_encode(const CodecSpec& spec, ConstVec gradient, const float* residual, Bytes payload, Bytes workspace,
+                    unsigned width, codecs::Sections<std::byte>* sections) noexcept {
   if (!codecs::valid_spec(spec)) return StatusCode::invalid_argument;
   if (!codec_takes(spec, gradient.dtype)) return StatusCode::unsupported;
-  if (!readable(gradient.data, gradient.count, gradient.dtype) || !aligned(residual, sizeof(float))) return StatusCode::invalid_argument;
+  if (!readable(gradient.data, gradient.count, gradient.dtype) || !aligned(residual, sizeof(float)))
+    return StatusCode::invalid_argument;
   if (spec.id == CodecId::none && residual != nullptr) return StatusCode::invalid_argument;
   const size_t bytes = payload_bytes(spec, gradient.dtype, gradient.count);
   if (bytes == 0) return StatusCode::invalid_argument;
@@ -86,9 +89,12 @@ Status check_encode(const CodecSpec& spec, ConstVec gradient, const float* resid
   if (scratch > 0 && workspace.data() == nullptr) return StatusCode::invalid_argument;
   const size_t gradient_bytes = gradient.count * dtype_bytes(gradient.dtype);
   const size_t residual_bytes = residual == nullptr ? 0 : gradient.count * sizeof(float);
-  if (overlap(payload.data(), bytes, gradient.data, gradient_bytes) || overlap(payload.data(), bytes, residual, residual_bytes) ||
-      overlap(payload.data(), bytes, workspace.data(), scratch) || overlap(residual, residual_bytes, gradient.data, gradient_bytes) ||
-      overlap(workspace.data(), scratch, gradient.data, gradient_bytes) || overlap(workspace.data(), scratch, residual, residual_bytes)) {
+  if (overlap(payload.data(), bytes, gradient.data, gradient_bytes) ||
+      overlap(payload.data(), bytes, residual, residual_bytes) ||
+      overlap(payload.data(), bytes, workspace.data(), scratch) ||
+      overlap(residual, residual_bytes, gradient.data, gradient_bytes) ||
+      overlap(workspace.data(), scratch, gradient.data, gradient_bytes) ||
+      overlap(workspace.data(), scratch, residual, residual_bytes)) {
     return StatusCode::invalid_argument;
   }
   codecs::bind_payload(spec, gradient.dtype, gradient.count, payload.data(), sections);
@@ -100,8 +106,8 @@ void clear_padding(std::byte* section, size_t bytes) noexcept {
   if (section != nullptr) std::memset(section + bytes, 0, round_up(bytes, codecs::kSectionAlign) - bytes);
 }
 
-void finish_payload(const CodecSpec& spec, ConstVec gradient, Seed seed, uint64_t non_finite, const codecs::Sections<std::byte>& sections,
-                    EncodeStats* stats) noexcept {
+void finish_payload(const CodecSpec& spec, ConstVec gradient, Seed seed, uint64_t non_finite,
+                    const codecs::Sections<std::byte>& sections, EncodeStats* stats) noexcept {
   codecs::WireHeader header = codecs::make_header(spec, gradient.dtype, gradient.count, seed.step);
   if (non_finite != 0) header.flags |= codecs::kFlagNonFinite;
   std::memcpy(sections.header, &header, sizeof header);
@@ -110,7 +116,8 @@ void finish_payload(const CodecSpec& spec, ConstVec gradient, Seed seed, uint64_
   if (stats != nullptr) stats->non_finite = non_finite;
 }
 
-EncodeJob encode_job(const CodecSpec& spec, ConstVec source, float* residual, size_t payload_size, const codecs::Sections<std::byte>& sections) noexcept {
+EncodeJob encode_job(const CodecSpec& spec, ConstVec source, float* residual, size_t payload_size,
+                     const codecs::Sections<std::byte>& sections) noexcept {
   EncodeJob job;
   job.spec = spec;
   job.source = source.data;
@@ -127,16 +134,20 @@ EncodeJob encode_job(const CodecSpec& spec, ConstVec source, float* residual, si
 
 Status encode(const Loops& loops, const CodecSpec& spec, const EncodeArgs& args, EncodeStats* stats) noexcept {
   codecs::Sections<std::byte> sections;
-  GRADGATE_TRY(check_encode(spec, args.gradient, args.residual, args.payload, args.workspace, args.executor.width, &sections));
+  GRADGATE_TRY(
+      check_encode(spec, args.gradient, args.residual, args.payload, args.workspace, args.executor.width, &sections));
   const size_t count = args.gradient.count;
-  EncodeJob job = encode_job(spec, args.gradient, args.residual, payload_bytes(spec, args.gradient.dtype, count), sections);
+  EncodeJob job =
+      encode_job(spec, args.gradient, args.residual, payload_bytes(spec, args.gradient.dtype, count), sections);
   job.flush = args.flush;
   std::byte* const workspace = aligned_workspace(args.workspace);
   const size_t stride = task_bytes(spec);
   std::atomic<uint64_t> non_finite{0};
-  for_each_task(args.executor, Split(count, shard_alignment(spec), args.executor.width), count, [&](size_t begin, size_t end, size_t index) {
-    non_finite.fetch_add(loops.encode(job, begin, end, workspace + index * stride), std::memory_order_relaxed);
-  });
+  for_each_task(args.executor, Split(count, shard_alignment(spec), args.executor.width), count,
+                [&](size_t begin, size_t end, size_t index) {
+                  non_finite.fetch_add(loops.encode(job, begin, end, workspace + index * stride),
+                                       std::memory_order_relaxed);
+                });
   finish_payload(spec, args.gradient, args.seed, non_finite.load(), sections, stats);
   return {};
 }
@@ -176,7 +187,8 @@ Status decode(const Loops& loops, const CodecSpec& spec, const DecodeArgs& args)
 
 Status reduce_encode(const Loops& loops, const CodecSpec& spec, const ReduceArgs& args, EncodeStats* stats) noexcept {
   codecs::Sections<std::byte> sections;
-  GRADGATE_TRY(check_encode(spec, args.gradient, args.residual, args.payload, args.workspace, args.executor.width, &sections));
+  GRADGATE_TRY(
+      check_encode(spec, args.gradient, args.residual, args.payload, args.workspace, args.executor.width, &sections));
   const DType dtype = args.gradient.dtype;
   const size_t count = args.gradient.count, bytes = payload_bytes(spec, dtype, count);
   if (dtype != DType::f32 && dtype != DType::bf16) return StatusCode::unsupported;  // sums are formed in f32
@@ -184,7 +196,8 @@ Status reduce_encode(const Loops& loops, const CodecSpec& spec, const ReduceArgs
   for (size_t rank = 0; rank < args.payloads.size(); ++rank) {
     if (rank == args.self) continue;
     GRADGATE_TRY(check_payload(spec, dtype, count, args.payloads[rank]));
-    if (overlap(args.payload.data(), bytes, args.payloads[rank].data(), args.payloads[rank].size())) return StatusCode::invalid_argument;
+    if (overlap(args.payload.data(), bytes, args.payloads[rank].data(), args.payloads[rank].size()))
+      return StatusCode::invalid_argument;
   }
   EncodeJob job = encode_job(spec, {nullptr, count, DType::f32}, nullptr, bytes, sections);
   job.stored = dtype;
@@ -193,46 +206,49 @@ Status reduce_encode(const Loops& loops, const CodecSpec& spec, const ReduceArgs
   std::byte* const workspace = aligned_workspace(args.workspace);
   const size_t stride = task_bytes(spec), tile = tile_elements(spec);
   std::atomic<uint64_t> non_finite{0};
-  for_each_task(args.executor, Split(count, shard_alignment(spec), args.executor.width), count, [&](size_t begin, size_t end, size_t index) {
-    float* const sum = reinterpret_cast<float*>(workspace + index * stride);
-    std::byte* const scratch = workspace + index * stride + tile * sizeof(float);
-    uint64_t seen = 0;
-    for (size_t at = begin; at < end; at += tile) {
-      const size_t to = end - at < tile ? end : at + tile;
-      for (size_t rank = 0; rank < args.payloads.size(); ++rank) {
-        DecodeJob term;
-        term.gradient = dtype;
-        term.count = count;
-        term.out = sum;
-        term.origin = at;
-        term.add = rank > 0;
-        if (rank == args.self) {
-          term.first = static_cast<const std::byte*>(args.gradient.data);
-        } else {
-          codecs::Sections<const std::byte> parts;
-          codecs::bind_payload(spec, dtype, count, args.payloads[rank].data(), &parts);
-          term.spec = spec;
-          term.first = parts.first;
-          term.second = parts.second;
-        }
-        loops.decode(term, at, to);
-      }
-      EncodeJob part = job;
-      part.source = sum;
-      part.origin = at;
-      part.residual = args.residual == nullptr ? nullptr : args.residual + at;
-      seen += loops.encode(part, at, to, scratch);
-    }
-    non_finite.fetch_add(seen, std::memory_order_relaxed);
-  });
+  for_each_task(args.executor, Split(count, shard_alignment(spec), args.executor.width), count,
+                [&](size_t begin, size_t end, size_t index) {
+                  float* const sum = reinterpret_cast<float*>(workspace + index * stride);
+                  std::byte* const scratch = workspace + index * stride + tile * sizeof(float);
+                  uint64_t seen = 0;
+                  for (size_t at = begin; at < end; at += tile) {
+                    const size_t to = end - at < tile ? end : at + tile;
+                    for (size_t rank = 0; rank < args.payloads.size(); ++rank) {
+                      DecodeJob term;
+                      term.gradient = dtype;
+                      term.count = count;
+                      term.out = sum;
+                      term.origin = at;
+                      term.add = rank > 0;
+                      if (rank == args.self) {
+                        term.first = static_cast<const std::byte*>(args.gradient.data);
+                      } else {
+                        codecs::Sections<const std::byte> parts;
+                        codecs::bind_payload(spec, dtype, count, args.payloads[rank].data(), &parts);
+                        term.spec = spec;
+                        term.first = parts.first;
+                        term.second = parts.second;
+                      }
+                      loops.decode(term, at, to);
+                    }
+                    EncodeJob part = job;
+                    part.source = sum;
+                    part.origin = at;
+                    part.residual = args.residual == nullptr ? nullptr : args.residual + at;
+                    seen += loops.encode(part, at, to, scratch);
+                  }
+                  non_finite.fetch_add(seen, std::memory_order_relaxed);
+                });
   finish_payload(spec, args.gradient, args.seed, non_finite.load(), sections, stats);
   return {};
 }
 
 Status fold_residual(const Loops& loops, Vec gradient, float* residual, Executor executor) noexcept {
   if (gradient.dtype != DType::f32 && gradient.dtype != DType::bf16) return StatusCode::unsupported;
-  if (!readable(gradient.data, gradient.count, gradient.dtype) || !readable(residual, gradient.count, DType::f32)) return StatusCode::invalid_argument;
-  if (overlap(gradient.data, gradient.count * dtype_bytes(gradient.dtype), residual, gradient.count * sizeof(float))) return StatusCode::invalid_argument;
+  if (!readable(gradient.data, gradient.count, gradient.dtype) || !readable(residual, gradient.count, DType::f32))
+    return StatusCode::invalid_argument;
+  if (overlap(gradient.data, gradient.count * dtype_bytes(gradient.dtype), residual, gradient.count * sizeof(float)))
+    return StatusCode::invalid_argument;
   const FoldJob job{gradient.data, residual, gradient.dtype};
   for_each_task(executor, Split(gradient.count, kGroup, executor.width), gradient.count,
                 [&](size_t begin, size_t end, size_t) { loops.fold(job, begin, end); });
@@ -251,8 +267,12 @@ size_t workspace_bytes(const CodecSpec& spec, DType gradient, size_t count, unsi
   return Split(count, shard_alignment(spec), width).tasks * task_bytes(spec) + kWorkAlign - 1;
 }
 
-Status encode(const CodecSpec& spec, const EncodeArgs& args, EncodeStats* stats) noexcept { return kernels::cpu::encode(best_loops(), spec, args, stats); }
-Status decode(const CodecSpec& spec, const DecodeArgs& args) noexcept { return kernels::cpu::decode(best_loops(), spec, args); }
+Status encode(const CodecSpec& spec, const EncodeArgs& args, EncodeStats* stats) noexcept {
+  return kernels::cpu::encode(best_loops(), spec, args, stats);
+}
+Status decode(const CodecSpec& spec, const DecodeArgs& args) noexcept {
+  return kernels::cpu::decode(best_loops(), spec, args);
+}
 Status reduce_encode(const CodecSpec& spec, const ReduceArgs& args, EncodeStats* stats) noexcept {
   return kernels::cpu::reduce_encode(best_loops(), spec, args, stats);
 }

@@ -1,4 +1,5 @@
-// encode, decode, reduce_encode and fold_residual over a chosen table of loops. The public functions use the best one; tests run all.
+// encode, decode, reduce_encode and fold_residual over a chosen table of loops. The public functions use the best one;
+// tests run all.
 #pragma once
 
 #include "gradgate/codec.h"

@@ -1,5 +1,5 @@
-// The floating-point environment of docs/format.md: IEEE rounding to nearest, subnormals not flushed, no traps. Trainers set FTZ/DAZ on their
-// threads; every task of a codec call sets what it needs and puts back what it found.
+// The floating-point environment of docs/format.md: IEEE rounding to nearest, subnormals not flushed, no traps.
+// Trainers set FTZ/DAZ on their threads; every task of a codec call sets what it needs and puts back what it found.
 #pragma once
 
 #include <cstdint>

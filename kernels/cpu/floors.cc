@@ -17,14 +17,13 @@ void for_each_part(const Executor& executor, size_t count, const F& f) noexcept 
   } context{&f, (count / width + 4095) / 4096 * 4096, count};
   if (count == 0) return;
   if (context.part == 0) context.part = count;
-  executor(
-      (count + context.part - 1) / context.part,
-      [](void* argument, size_t index) {
-        const Context& c = *static_cast<const Context*>(argument);
-        const size_t begin = index * c.part;
-        (*c.f)(begin, c.count - begin < c.part ? c.count : begin + c.part);
-      },
-      &context);
+  executor((count + context.part - 1) / context.part,
+           [](void* argument, size_t index) {
+             const Context& c = *static_cast<const Context*>(argument);
+             const size_t begin = index * c.part;
+             (*c.f)(begin, c.count - begin < c.part ? c.count : begin + c.part);
+           },
+           &context);
 }
 
 }  // namespace

@@ -6,7 +6,8 @@ namespace gradgate::kernels::cpu {
 
 size_t scratch_bytes(const CodecSpec& spec) noexcept {
   if (spec.id != CodecId::chunk_topk) return 0;
-  // x, keys, and the candidates' keys and indices of one unit (loops/topk.h), with room for whole vectors at the end of each.
+  // x, keys, and the candidates' keys and indices of one unit (loops/topk.h), with room for whole vectors at the end of
+  // each.
   const size_t unit = shard_alignment(spec);
   return unit * (4 + 4 + 4 + 2) + 4 * 256;
 }

@@ -1,5 +1,6 @@
-// The element loops of the codecs on a CPU, as a table of functions per instruction set. The same source (loops/*.h) is compiled once for each;
-// all give the same bytes. What calls them (calls.cc) has checked the arguments and set the floating-point environment.
+// The element loops of the codecs on a CPU, as a table of functions per instruction set. The same source (loops/*.h) is
+// compiled once for each; all give the same bytes. What calls them (calls.cc) has checked the arguments and set the
+// floating-point environment.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +11,8 @@
 
 namespace gradgate::kernels::cpu {
 
-/// Encoding a vector, or one tile of it at a time. Element i of the vector is element i - origin of `source` and of `residual`.
+/// Encoding a vector, or one tile of it at a time. Element i of the vector is element i - origin of `source` and of
+/// `residual`.
 struct EncodeJob {
   CodecSpec spec;
   const void* source = nullptr;
@@ -19,9 +21,9 @@ struct EncodeJob {
   DType dtype = DType::f32;   ///< of source: f32 or bf16; `none` any
   DType stored = DType::f32;  ///< `none`: dtype in the payload; differs from dtype only where a sum in f32 becomes bf16
   bool flush = false;
-  bool stream = false;        ///< the payload is larger than the caches: write around them
-  bool sum = false;           ///< source is a sum, not a gradient: `none` then makes NaN canonical
-  std::byte* first = nullptr;   ///< sections of the whole payload
+  bool stream = false;         ///< the payload is larger than the caches: write around them
+  bool sum = false;            ///< source is a sum, not a gradient: `none` then makes NaN canonical
+  std::byte* first = nullptr;  ///< sections of the whole payload
   std::byte* second = nullptr;
 };
 
@@ -31,13 +33,13 @@ struct DecodeJob {
   DType gradient = DType::f32;
   const std::byte* first = nullptr;
   const std::byte* second = nullptr;
-  size_t count = 0;          ///< of the whole vector
+  size_t count = 0;  ///< of the whole vector
   void* out = nullptr;
   size_t origin = 0;
   DType dtype = DType::f32;  ///< of out
   float scale = 1.0f;
   bool add = false;
-  bool stream = false;       ///< out is larger than the caches, and stored
+  bool stream = false;  ///< out is larger than the caches, and stored
 };
 
 struct FoldJob {
@@ -48,8 +50,8 @@ struct FoldJob {
 
 struct Loops {
   const char* name;
-  /// Elements begin … end-1, begin a multiple of the codec's unit, end too or the end of the vector. `scratch` has scratch_bytes(), 64-byte
-  /// aligned. Returns how many x were not finite.
+  /// Elements begin … end-1, begin a multiple of the codec's unit, end too or the end of the vector. `scratch` has
+  /// scratch_bytes(), 64-byte aligned. Returns how many x were not finite.
   uint64_t (*encode)(const EncodeJob& job, size_t begin, size_t end, std::byte* scratch) noexcept;
   void (*decode)(const DecodeJob& job, size_t begin, size_t end) noexcept;
   void (*fold)(const FoldJob& job, size_t begin, size_t end) noexcept;

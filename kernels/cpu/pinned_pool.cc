@@ -17,7 +17,8 @@ void relax() noexcept {
 #endif
 }
 
-// A waiting thread looks this often before it sleeps: codec calls follow each other within microseconds, and waking a sleeper takes tens of them.
+// A waiting thread looks this often before it sleeps: codec calls follow each other within microseconds, and waking a
+// sleeper takes tens of them.
 constexpr int kSpins = 4000;
 
 }  // namespace
@@ -42,12 +43,14 @@ struct PinnedPool::State {
   void* argument = nullptr;
   size_t tasks = 0;
   std::atomic<size_t> next{0};
-  std::atomic<unsigned> busy{0};         // workers that have not finished this generation
+  std::atomic<unsigned> busy{0};  // workers that have not finished this generation
   std::atomic<uint64_t> generation{0};
   std::atomic<bool> quit{false};
 
   void work() noexcept {
-    for (size_t i = next.fetch_add(1, std::memory_order_relaxed); i < tasks; i = next.fetch_add(1, std::memory_order_relaxed)) fn(argument, i);
+    for (size_t i = next.fetch_add(1, std::memory_order_relaxed); i < tasks;
+         i = next.fetch_add(1, std::memory_order_relaxed))
+      fn(argument, i);
   }
 
   void loop() noexcept {
@@ -163,7 +166,8 @@ Status PinnedPool::start(unsigned width) noexcept {
 void PinnedPool::stop() noexcept {
   if (state_ == nullptr) return;
   state_->end_workers();
-  if (pthread_equal(state_->owner, pthread_self()) != 0) pthread_setaffinity_np(state_->owner, sizeof state_->owner_cores, &state_->owner_cores);
+  if (pthread_equal(state_->owner, pthread_self()) != 0)
+    pthread_setaffinity_np(state_->owner, sizeof state_->owner_cores, &state_->owner_cores);
   delete[] state_->workers;
   delete state_;
   state_ = nullptr;
@@ -175,7 +179,9 @@ Executor PinnedPool::executor() noexcept {
   Executor executor;
   if (state_ == nullptr) return executor;
   executor.context = state_;
-  executor.run = [](void* context, size_t tasks, Executor::Task fn, void* argument) { static_cast<State*>(context)->run(tasks, fn, argument); };
+  executor.run = [](void* context, size_t tasks, Executor::Task fn, void* argument) {
+    static_cast<State*>(context)->run(tasks, fn, argument);
+  };
   executor.width = state_->width;
   return executor;
 }

@@ -1,4 +1,5 @@
-// Payloads of this format's version stay what they are: the files were written once, every kind of loop must still give their bytes.
+// Payloads of this format's version stay what they are: the files were written once, every kind of loop must still give
+// their bytes.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -71,7 +72,8 @@ TEST(GoldenPayloads, AreStillMade) {
     }
   }
   EXPECT_GE(files, 30u);
-  for (const CodecInfo& info : codec_infos()) EXPECT_EQ(codecs.count(info.name), 1u) << info.name << " has no golden payload";
+  for (const CodecInfo& info : codec_infos())
+    EXPECT_EQ(codecs.count(info.name), 1u) << info.name << " has no golden payload";
 }
 
 TEST(GoldenPayloads, AreStillReadAsTheyWere) {

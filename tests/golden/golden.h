@@ -39,7 +39,8 @@ inline std::vector<GoldenCase> golden_cases() {
 }
 
 inline std::string golden_name(const GoldenCase& c) {
-  return test_name(c.spec) + "-" + dtype_name(c.dtype) + "-" + gen_name(c.gen) + "-" + std::to_string(c.n) + (c.feedback ? "-ef" : "");
+  return test_name(c.spec) + "-" + dtype_name(c.dtype) + "-" + gen_name(c.gen) + "-" + std::to_string(c.n) +
+         (c.feedback ? "-ef" : "");
 }
 
 inline uint64_t fnv64(const void* data, size_t bytes) {
@@ -49,14 +50,18 @@ inline uint64_t fnv64(const void* data, size_t bytes) {
 }
 
 /// One line of index.txt: name, bytes, hash of the payload, hash of the residual afterwards.
-inline std::string golden_line(const GoldenCase& c, const void* payload, size_t bytes, const std::vector<float>& residual) {
+inline std::string golden_line(const GoldenCase& c, const void* payload, size_t bytes,
+                               const std::vector<float>& residual) {
   char line[200];
-  std::snprintf(line, sizeof line, "%s %zu %016llx %016llx", golden_name(c).c_str(), bytes, static_cast<unsigned long long>(fnv64(payload, bytes)),
+  std::snprintf(line, sizeof line, "%s %zu %016llx %016llx", golden_name(c).c_str(), bytes,
+                static_cast<unsigned long long>(fnv64(payload, bytes)),
                 static_cast<unsigned long long>(fnv64(residual.data(), residual.size() * 4)));
   return line;
 }
 
 inline Gradient golden_gradient(const GoldenCase& c) { return Gradient::of(c.gen, c.n, 2024, c.dtype); }
-inline std::vector<float> golden_residual(const GoldenCase& c) { return c.feedback ? generate(c.gen, c.n, 2025) : std::vector<float>{}; }
+inline std::vector<float> golden_residual(const GoldenCase& c) {
+  return c.feedback ? generate(c.gen, c.n, 2025) : std::vector<float>{};
+}
 
 }  // namespace gradgate::test

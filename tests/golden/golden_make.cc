@@ -1,5 +1,5 @@
-// Writes the golden files anew from the scalar reference: golden_make <tests/golden>. Run it only when the format changes on purpose (its version
-// then changes too), and read the difference.
+// Writes the golden files anew from the scalar reference: golden_make <tests/golden>. Run it only when the format
+// changes on purpose (its version then changes too), and read the difference.
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -17,15 +17,19 @@ void write(const std::filesystem::path& path, const void* data, size_t bytes) {
 
 void make_payloads(const std::filesystem::path& folder) {
   std::filesystem::create_directories(folder);
-  std::string index = "# name = spec-dtype-generator-count[-ef]; bytes; FNV-1a 64 of the payload; FNV-1a 64 of the residual afterwards\n";
+  std::string index =
+      "# name = spec-dtype-generator-count[-ef]; bytes; FNV-1a 64 of the payload; FNV-1a 64 of the residual "
+      "afterwards\n";
   for (const GoldenCase& c : golden_cases()) {
     const Gradient g = golden_gradient(c);
     std::vector<float> e = golden_residual(c);
     Seed seed;
     seed.step = kGoldenStep;
-    const std::vector<std::byte> payload = reference::encode(spec_of(c.spec), g.view(), c.feedback ? e.data() : nullptr, false, seed, nullptr);
+    const std::vector<std::byte> payload =
+        reference::encode(spec_of(c.spec), g.view(), c.feedback ? e.data() : nullptr, false, seed, nullptr);
     index += golden_line(c, payload.data(), payload.size(), e) + "\n";
-    if (payload.size() <= kKeepBytes && c.n == 300) write(folder / (golden_name(c) + ".bin"), payload.data(), payload.size());
+    if (payload.size() <= kKeepBytes && c.n == 300)
+      write(folder / (golden_name(c) + ".bin"), payload.data(), payload.size());
   }
   write(folder / "index.txt", index.data(), index.size());
 }
@@ -36,7 +40,8 @@ void make_bad(const std::filesystem::path& folder) {
   std::string index = "# file; spec; count; fault that check_payload must report\n";
   const auto add = [&](const char* spec, size_t n, PayloadFault fault, const char* what, auto spoil) {
     const std::vector<float> g = generate(Gen::gaussian, n, 9);
-    std::vector<std::byte> payload = reference::encode(spec_of(spec), {g.data(), n, DType::f32}, nullptr, false, {}, nullptr);
+    std::vector<std::byte> payload =
+        reference::encode(spec_of(spec), {g.data(), n, DType::f32}, nullptr, false, {}, nullptr);
     spoil(payload);
     const std::string name = test_name(spec) + "-" + what + ".bin";
     write(folder / name, payload.data(), payload.size());

@@ -1,5 +1,6 @@
-// Every codec x dtype x feedback x generator x size: the loops of every instruction set, with any number of threads, give the bytes of the scalar
-// reference (payload, residual, decoded output, sums), write nothing else, and allocate nothing.
+// Every codec x dtype x feedback x generator x size: the loops of every instruction set, with any number of threads,
+// give the bytes of the scalar reference (payload, residual, decoded output, sums), write nothing else, and allocate
+// nothing.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -33,11 +34,12 @@ struct Case {
 };
 
 std::string describe(const Case& c) {
-  return std::string(format_codec(c.spec).text) + " " + dtype_name(c.dtype) + (c.feedback ? " feedback" : "") + (c.flush ? " flush" : "") + " " +
-         gen_name(c.gen) + " n=" + std::to_string(c.n);
+  return std::string(format_codec(c.spec).text) + " " + dtype_name(c.dtype) + (c.feedback ? " feedback" : "") +
+         (c.flush ? " flush" : "") + " " + gen_name(c.gen) + " n=" + std::to_string(c.n);
 }
 
-// Residuals of a run: the generator's own kind of values, smaller, and now and then what only a broken run leaves behind.
+// Residuals of a run: the generator's own kind of values, smaller, and now and then what only a broken run leaves
+// behind.
 std::vector<float> residual_for(const Case& c) {
   std::vector<float> e = generate(c.gen == Gen::constant || c.gen == Gen::zeros ? Gen::gaussian : c.gen, c.n, 77);
   if (c.gen != Gen::non_finite) {
@@ -52,10 +54,12 @@ struct Expected {
   EncodeStats stats;
 };
 
-void check_encode(const Case& c, const Loops& loops, unsigned width, const Gradient& g, const std::vector<float>& e, const Expected& expected) {
+void check_encode(const Case& c, const Loops& loops, unsigned width, const Gradient& g, const std::vector<float>& e,
+                  const Expected& expected) {
   const size_t bytes = payload_bytes(c.spec, c.dtype, c.n), scratch = workspace_bytes(c.spec, c.dtype, c.n, width);
   ASSERT_EQ(bytes, expected.payload.size());
-  Guarded payload(bytes, 16 * (c.n % 4)), workspace(scratch, 1 + c.n % 15), residual = Guarded::copy_of(e, 4 * (c.n % 16));
+  Guarded payload(bytes, 16 * (c.n % 4)), workspace(scratch, 1 + c.n % 15),
+      residual = Guarded::copy_of(e, 4 * (c.n % 16));
   const Gradient before = g;
   EncodeArgs args;
   args.gradient = g.view();
@@ -89,7 +93,8 @@ std::vector<Decoded> expected_decodes(const Case& c, const std::vector<std::byte
   std::vector<Decoded> all;
   for (const DType dtype : {DType::f32, DType::bf16}) {
     if (c.spec.id == CodecId::none && dtype != c.dtype) continue;
-    for (const auto& [scale, into] : {std::pair{1.0f, Into::store}, {1.0f / 3, Into::store}, {1.0f, Into::add}, {-0.25f, Into::add}}) {
+    for (const auto& [scale, into] :
+         {std::pair{1.0f, Into::store}, {1.0f / 3, Into::store}, {1.0f, Into::add}, {-0.25f, Into::add}}) {
       Decoded d{scale, into, Gradient::of(Gen::zero_groups, c.n, 5, dtype), {}};
       d.after = d.before;
       reference::decode(c.spec, c.dtype, payload.data(), d.after.vec(), scale, into);
@@ -99,7 +104,8 @@ std::vector<Decoded> expected_decodes(const Case& c, const std::vector<std::byte
   return all;
 }
 
-void check_decode(const Case& c, const Loops& loops, unsigned width, const std::vector<std::byte>& encoded, const Decoded& expected) {
+void check_decode(const Case& c, const Loops& loops, unsigned width, const std::vector<std::byte>& encoded,
+                  const Decoded& expected) {
   Guarded payload = Guarded::copy_of(encoded, 32);
   const DType dtype = expected.before.dtype;
   Guarded out(expected.before.bytes(), c.n % 3 == 0 ? 0 : dtype_bytes(dtype));
@@ -118,7 +124,8 @@ void check_decode(const Case& c, const Loops& loops, unsigned width, const std::
   }
   ASSERT_TRUE(status.ok()) << status.message();
   EXPECT_TRUE(bytes_equal(expected.after.data(), out.data(), out.size(), dtype_bytes(dtype)))
-      << "decode to " << dtype_name(dtype) << " scale " << expected.scale << (expected.into == Into::add ? " add" : " store");
+      << "decode to " << dtype_name(dtype) << " scale " << expected.scale
+      << (expected.into == Into::add ? " add" : " store");
   EXPECT_TRUE(out.intact() && payload.intact());
 }
 
@@ -128,14 +135,15 @@ void check_reduce(const Case& c, const Loops& loops, unsigned width, size_t rank
   std::vector<ConstBytes> payloads;
   for (size_t rank = 0; rank < ranks; ++rank) {
     const Gradient g = Gradient::of(rank % 2 == 0 ? c.gen : Gen::gaussian, c.n, 100 + rank, c.dtype);
-    storage.push_back(std::make_unique<Guarded>(Guarded::copy_of(reference::encode(c.spec, g.view(), nullptr, false, {}, nullptr))));
+    storage.push_back(
+        std::make_unique<Guarded>(Guarded::copy_of(reference::encode(c.spec, g.view(), nullptr, false, {}, nullptr))));
     payloads.push_back(rank == self ? ConstBytes{} : ConstBytes{storage.back()->data(), storage.back()->size()});
   }
   std::vector<float> e = residual_for(c);
   Guarded residual = Guarded::copy_of(e);
   EncodeStats expected_stats, stats;
-  const std::vector<std::byte> expected =
-      reference::reduce_encode(c.spec, payloads, self, own.view(), c.feedback ? e.data() : nullptr, {0, 0, 7, 0}, &expected_stats);
+  const std::vector<std::byte> expected = reference::reduce_encode(
+      c.spec, payloads, self, own.view(), c.feedback ? e.data() : nullptr, {0, 0, 7, 0}, &expected_stats);
   Guarded payload(expected.size()), workspace(workspace_bytes(c.spec, c.dtype, c.n, width), 3);
   ReduceArgs args;
   args.payloads = payloads;
@@ -152,8 +160,10 @@ void check_reduce(const Case& c, const Loops& loops, unsigned width, size_t rank
     EXPECT_EQ(allocations(), allocated);
   }
   ASSERT_TRUE(status.ok()) << status.message();
-  EXPECT_TRUE(bytes_equal(expected.data(), payload.data(), expected.size(), 4)) << "reduce of " << ranks << ", self " << self;
-  EXPECT_TRUE(bytes_equal(e.data(), residual.data(), residual.size(), 4)) << "residual of reduce of " << ranks << ", self " << self;
+  EXPECT_TRUE(bytes_equal(expected.data(), payload.data(), expected.size(), 4))
+      << "reduce of " << ranks << ", self " << self;
+  EXPECT_TRUE(bytes_equal(e.data(), residual.data(), residual.size(), 4))
+      << "residual of reduce of " << ranks << ", self " << self;
   EXPECT_EQ(stats.non_finite, expected_stats.non_finite);
   EXPECT_TRUE(payload.intact() && workspace.intact() && residual.intact());
 }
@@ -166,7 +176,8 @@ void run(const Case& c) {
   expected.residual = e;
   Seed seed;
   seed.step = 41;
-  expected.payload = reference::encode(c.spec, g.view(), c.feedback ? expected.residual.data() : nullptr, c.flush, seed, &expected.stats);
+  expected.payload = reference::encode(c.spec, g.view(), c.feedback ? expected.residual.data() : nullptr, c.flush, seed,
+                                       &expected.stats);
   const bool large = c.n > 2 * 65536;
   const std::vector<Decoded> decodes = c.feedback ? std::vector<Decoded>{} : expected_decodes(c, expected.payload);
   for (const Loops* loops : all_loops()) {
@@ -180,13 +191,14 @@ void run(const Case& c) {
     if (c.n > 2000) {
       check_reduce(c, *loops, large ? 2 : 1, 3, 1);
     } else {
-      for (const auto& [ranks, self] : {std::pair<size_t, size_t>{1, 0}, {3, 0}, {3, 2}, {4, 1}}) check_reduce(c, *loops, 1, ranks, self);
+      for (const auto& [ranks, self] : {std::pair<size_t, size_t>{1, 0}, {3, 0}, {3, 2}, {4, 1}})
+        check_reduce(c, *loops, 1, ranks, self);
     }
     if (::testing::Test::HasFailure()) return;  // one report of a case is enough
   }
 }
 
-using Param = std::tuple<const char*, DType, bool>;
+using Param = std::tuple<std::string, DType, bool>;
 class CodecParity : public ::testing::TestWithParam<Param> {};
 
 std::vector<Param> params() {
@@ -202,12 +214,13 @@ std::vector<Param> params() {
 }
 
 TEST_P(CodecParity, AllLoopsGiveTheBytesOfTheReference) {
-  const auto [text, dtype, feedback] = GetParam();
-  const CodecSpec spec = spec_of(text);
+  const auto& [text, dtype, feedback] = GetParam();
+  const CodecSpec spec = spec_of(text.c_str());
   for (const size_t n : kSizes) {
     for (const Gen gen : kAllGens) {
       const bool large = n > 2 * 65536;
-      if (large && gen != Gen::heavy_tail && gen != Gen::zero_groups && !(n < 500000 && gen == Gen::non_finite)) continue;
+      if (n > 500000 && gen != Gen::heavy_tail) continue;
+      if (large && gen != Gen::heavy_tail && gen != Gen::zero_groups && gen != Gen::non_finite) continue;
       run({spec, dtype, feedback, false, gen, n});
       if (feedback && !large) run({spec, dtype, feedback, true, gen, n});
       ASSERT_FALSE(HasFailure());
@@ -215,11 +228,10 @@ TEST_P(CodecParity, AllLoopsGiveTheBytesOfTheReference) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Codecs, CodecParity,
-                         ::testing::ValuesIn(params()),
-                         [](const auto& p) {
-                           return test_name(std::get<0>(p.param)) + "_" + dtype_name(std::get<1>(p.param)) + (std::get<2>(p.param) ? "_ef" : "_noef");
-                         });
+INSTANTIATE_TEST_SUITE_P(Codecs, CodecParity, ::testing::ValuesIn(params()), [](const auto& p) {
+  return test_name(std::get<0>(p.param)) + "_" + dtype_name(std::get<1>(p.param)) +
+         (std::get<2>(p.param) ? "_ef" : "_noef");
+});
 
 TEST(FoldResidual, AllLoopsGiveTheBytesOfTheReference) {
   for (const size_t n : kSizes) {
@@ -233,7 +245,8 @@ TEST(FoldResidual, AllLoopsGiveTheBytesOfTheReference) {
         reference::fold_residual(expected.vec(), e.data());
         for (const Loops* loops : all_loops()) {
           for (const unsigned width : {1u, 3u}) {
-            SCOPED_TRACE(std::string(loops->name) + " " + gen_name(gen) + " " + dtype_name(dtype) + " n=" + std::to_string(n));
+            SCOPED_TRACE(std::string(loops->name) + " " + gen_name(gen) + " " + dtype_name(dtype) +
+                         " n=" + std::to_string(n));
             Gradient g = g_before;
             std::vector<float> got = e_before;
             ASSERT_TRUE(fold_residual(*loops, g.vec(), got.data(), threads(width)).ok());

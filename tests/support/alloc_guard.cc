@@ -13,8 +13,9 @@ uint64_t allocations() noexcept { return count.load(std::memory_order_relaxed); 
 
 static void* try_allocate(std::size_t bytes, std::size_t alignment) noexcept {
   count.fetch_add(1, std::memory_order_relaxed);
-  return alignment <= alignof(std::max_align_t) ? std::malloc(bytes == 0 ? 1 : bytes)
-                                                : std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+  return alignment <= alignof(std::max_align_t)
+             ? std::malloc(bytes == 0 ? 1 : bytes)
+             : std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
 }
 static void* allocate(std::size_t bytes, std::size_t alignment) {
   void* p = try_allocate(bytes, alignment);
@@ -27,10 +28,16 @@ static void* allocate(std::size_t bytes, std::size_t alignment) {
 
 void* operator new(std::size_t bytes) { return gradgate::test::allocate(bytes, 1); }
 void* operator new[](std::size_t bytes) { return gradgate::test::allocate(bytes, 1); }
-void* operator new(std::size_t bytes, std::align_val_t alignment) { return gradgate::test::allocate(bytes, static_cast<std::size_t>(alignment)); }
-void* operator new[](std::size_t bytes, std::align_val_t alignment) { return gradgate::test::allocate(bytes, static_cast<std::size_t>(alignment)); }
+void* operator new(std::size_t bytes, std::align_val_t alignment) {
+  return gradgate::test::allocate(bytes, static_cast<std::size_t>(alignment));
+}
+void* operator new[](std::size_t bytes, std::align_val_t alignment) {
+  return gradgate::test::allocate(bytes, static_cast<std::size_t>(alignment));
+}
 void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept { return gradgate::test::try_allocate(bytes, 1); }
-void* operator new[](std::size_t bytes, const std::nothrow_t&) noexcept { return gradgate::test::try_allocate(bytes, 1); }
+void* operator new[](std::size_t bytes, const std::nothrow_t&) noexcept {
+  return gradgate::test::try_allocate(bytes, 1);
+}
 void operator delete(void* p, const std::nothrow_t&) noexcept { std::free(p); }
 void operator delete[](void* p, const std::nothrow_t&) noexcept { std::free(p); }
 void operator delete(void* p) noexcept { std::free(p); }

@@ -9,7 +9,8 @@
 
 namespace gradgate::test {
 
-inline ::testing::AssertionResult bytes_equal(const void* expected, const void* got, size_t bytes, size_t element_bytes = 1) {
+inline ::testing::AssertionResult bytes_equal(const void* expected, const void* got, size_t bytes,
+                                              size_t element_bytes = 1) {
   const auto* a = static_cast<const unsigned char*>(expected);
   const auto* b = static_cast<const unsigned char*>(got);
   if (bytes == 0 || std::memcmp(a, b, bytes) == 0) return ::testing::AssertionSuccess();
@@ -21,7 +22,8 @@ inline ::testing::AssertionResult bytes_equal(const void* expected, const void* 
   std::memcpy(&x, a + from, from + width <= bytes ? width : bytes - from);
   std::memcpy(&y, b + from, from + width <= bytes ? width : bytes - from);
   char text[160];
-  std::snprintf(text, sizeof text, "byte %zu of %zu (element %zu): expected 0x%" PRIx64 ", got 0x%" PRIx64, at, bytes, element, x, y);
+  std::snprintf(text, sizeof text, "byte %zu of %zu (element %zu): expected 0x%" PRIx64 ", got 0x%" PRIx64, at, bytes,
+                element, x, y);
   return ::testing::AssertionFailure() << text;
 }
 

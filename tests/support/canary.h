@@ -14,7 +14,8 @@ class Guarded {
   static constexpr size_t kZone = 128;
 
   /// `bytes` bytes at an address that is `offset` past a multiple of 64, filled with `fill`.
-  explicit Guarded(size_t bytes, size_t offset = 0, uint8_t fill = kPattern) : memory_(bytes + 2 * kZone + 128, kPattern), bytes_(bytes) {
+  explicit Guarded(size_t bytes, size_t offset = 0, uint8_t fill = kPattern)
+      : memory_(bytes + 2 * kZone + 128, kPattern), bytes_(bytes) {
     const uintptr_t base = reinterpret_cast<uintptr_t>(memory_.data()) + kZone;
     start_ = (base + 63) / 64 * 64 + offset - reinterpret_cast<uintptr_t>(memory_.data());
     if (fill != kPattern) std::memset(memory_.data() + start_, fill, bytes);
@@ -29,7 +30,9 @@ class Guarded {
   std::byte* data() { return reinterpret_cast<std::byte*>(memory_.data() + start_); }
   const std::byte* data() const { return reinterpret_cast<const std::byte*>(memory_.data() + start_); }
   template <class T>
-  T* as() { return reinterpret_cast<T*>(data()); }
+  T* as() {
+    return reinterpret_cast<T*>(data());
+  }
   size_t size() const { return bytes_; }
 
   /// Nothing was written around the buffer.

@@ -28,14 +28,19 @@ class Payload {
     return value;
   }
   template <class T>
-  void put(size_t at, T value) { std::memcpy(data() + at, &value, sizeof value); }
-  friend bool operator==(const Payload& a, const Payload& b) { return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0; }
+  void put(size_t at, T value) {
+    std::memcpy(data() + at, &value, sizeof value);
+  }
+  friend bool operator==(const Payload& a, const Payload& b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
+  }
 
  private:
   Guarded memory_;
 };
 
-inline Payload encode(const char* spec_text, ConstVec gradient, float* residual = nullptr, EncodeStats* stats = nullptr, bool flush = false) {
+inline Payload encode(const char* spec_text, ConstVec gradient, float* residual = nullptr, EncodeStats* stats = nullptr,
+                      bool flush = false) {
   const CodecSpec spec = spec_of(spec_text);
   Payload payload(payload_bytes(spec, gradient.dtype, gradient.count));
   std::vector<std::byte> workspace(workspace_bytes(spec, gradient.dtype, gradient.count));
@@ -49,12 +54,14 @@ inline Payload encode(const char* spec_text, ConstVec gradient, float* residual 
   EXPECT_TRUE(status.ok()) << spec_text << ": " << status.message();
   return payload;
 }
-inline Payload encode(const char* spec, const std::vector<float>& gradient, std::vector<float>* residual = nullptr, EncodeStats* stats = nullptr,
-                      bool flush = false) {
-  return encode(spec, {gradient.data(), gradient.size(), DType::f32}, residual == nullptr ? nullptr : residual->data(), stats, flush);
+inline Payload encode(const char* spec, const std::vector<float>& gradient, std::vector<float>* residual = nullptr,
+                      EncodeStats* stats = nullptr, bool flush = false) {
+  return encode(spec, {gradient.data(), gradient.size(), DType::f32}, residual == nullptr ? nullptr : residual->data(),
+                stats, flush);
 }
 
-inline std::vector<float> decode(const char* spec_text, const Payload& payload, size_t count, float scale = 1.0f, DType gradient = DType::f32) {
+inline std::vector<float> decode(const char* spec_text, const Payload& payload, size_t count, float scale = 1.0f,
+                                 DType gradient = DType::f32) {
   std::vector<float> out(count, -7.0f);
   DecodeArgs args;
   args.payload = payload.view();

@@ -1,5 +1,5 @@
-// Seeded gradients for tests: the kinds of values that break codecs. Integer arithmetic and exact float operations only, so that a golden file
-// made from a generator is the same on every machine.
+// Seeded gradients for tests: the kinds of values that break codecs. Integer arithmetic and exact float operations
+// only, so that a golden file made from a generator is the same on every machine.
 #pragma once
 
 #include <bit>
@@ -27,7 +27,8 @@ class Random {
   /// Nearly standard normal: the sum of four 16-bit numbers, scaled by a power of two.
   float normal() {
     const uint64_t r = next();
-    const int32_t sum = static_cast<int32_t>((r & 0xffff) + ((r >> 16) & 0xffff) + ((r >> 32) & 0xffff) + (r >> 48)) - 131070;
+    const int32_t sum =
+        static_cast<int32_t>((r & 0xffff) + ((r >> 16) & 0xffff) + ((r >> 32) & 0xffff) + (r >> 48)) - 131070;
     return static_cast<float>(sum) * 0x1p-15f;
   }
 
@@ -38,13 +39,26 @@ class Random {
 /// 2^exponent, -126 <= exponent <= 127.
 inline float power_of_two(int exponent) { return std::bit_cast<float>(static_cast<uint32_t>(exponent + 127) << 23); }
 
-enum class Gen { gaussian, heavy_tail, constant, zeros, zero_groups, subnormal, non_finite, integers, tiny, huge, ties };
-inline constexpr Gen kAllGens[] = {Gen::gaussian, Gen::heavy_tail, Gen::constant, Gen::zeros, Gen::zero_groups, Gen::subnormal,
-                                   Gen::non_finite, Gen::integers, Gen::tiny, Gen::huge, Gen::ties};
+enum class Gen {
+  gaussian,
+  heavy_tail,
+  constant,
+  zeros,
+  zero_groups,
+  subnormal,
+  non_finite,
+  integers,
+  tiny,
+  huge,
+  ties
+};
+inline constexpr Gen kAllGens[] = {Gen::gaussian,    Gen::heavy_tail, Gen::constant,   Gen::zeros,
+                                   Gen::zero_groups, Gen::subnormal,  Gen::non_finite, Gen::integers,
+                                   Gen::tiny,        Gen::huge,       Gen::ties};
 
 inline const char* gen_name(Gen gen) {
-  constexpr const char* kNames[] = {"gaussian", "heavy_tail", "constant", "zeros", "zero_groups", "subnormal",
-                                    "non_finite", "integers", "tiny", "huge", "ties"};
+  constexpr const char* kNames[] = {"gaussian",   "heavy_tail", "constant", "zeros", "zero_groups", "subnormal",
+                                    "non_finite", "integers",   "tiny",     "huge",  "ties"};
   return kNames[static_cast<int>(gen)];
 }
 
@@ -53,22 +67,30 @@ inline std::vector<float> generate(Gen gen, size_t n, uint64_t seed) {
   std::vector<float> v(n);
   for (size_t i = 0; i < n; ++i) {
     switch (gen) {
-      case Gen::gaussian: v[i] = random.normal() * 0.01f; break;
+      case Gen::gaussian:
+        v[i] = random.normal() * 0.01f;
+        break;
       case Gen::heavy_tail: {
         const float x = random.normal();
         const int exponent = static_cast<int>(random.below(32)) - 24;
         v[i] = x * power_of_two(exponent);
         break;
       }
-      case Gen::constant: v[i] = -2.0f; break;
-      case Gen::zeros: v[i] = random.below(2) == 0 ? 0.0f : -0.0f; break;
+      case Gen::constant:
+        v[i] = -2.0f;
+        break;
+      case Gen::zeros:
+        v[i] = random.below(2) == 0 ? 0.0f : -0.0f;
+        break;
       case Gen::zero_groups: {  // every other group of 256 is zero, the others have a few zeros
         const float x = random.normal();
         const bool zero = i / 256 % 2 == 1 || random.below(8) == 0;
         v[i] = zero ? (random.below(2) == 0 ? 0.0f : -0.0f) : x;
         break;
       }
-      case Gen::subnormal: v[i] = std::bit_cast<float>((random.below(2) << 31) | random.below(i % 7 == 0 ? 1u << 23 : 1u << 12)); break;
+      case Gen::subnormal:
+        v[i] = std::bit_cast<float>((random.below(2) << 31) | random.below(i % 7 == 0 ? 1u << 23 : 1u << 12));
+        break;
       case Gen::non_finite: {  // about one group in three has one or several
         const float x = random.normal();
         const uint32_t kind = random.below(600);
@@ -76,7 +98,9 @@ inline std::vector<float> generate(Gen gen, size_t n, uint64_t seed) {
         v[i] = kind < 6 && i / 512 % 2 == 0 ? std::bit_cast<float>(kOdd[kind]) : x;
         break;
       }
-      case Gen::integers: v[i] = static_cast<float>(static_cast<int>(random.below(17)) - 8); break;
+      case Gen::integers:
+        v[i] = static_cast<float>(static_cast<int>(random.below(17)) - 8);
+        break;
       case Gen::tiny: {  // below and around 2^-100
         const float x = random.normal();
         const int exponent = i / 256 % 3 == 0 ? -100 : -125 + static_cast<int>(random.below(20));
@@ -88,7 +112,9 @@ inline std::vector<float> generate(Gen gen, size_t n, uint64_t seed) {
         v[i] = std::bit_cast<float>(bits | (random.below(2) << 31));
         break;
       }
-      case Gen::ties: v[i] = static_cast<float>(static_cast<int>(random.below(5)) - 2) * 0.25f; break;
+      case Gen::ties:
+        v[i] = static_cast<float>(static_cast<int>(random.below(5)) - 2) * 0.25f;
+        break;
     }
   }
   return v;
@@ -119,7 +145,9 @@ struct Gradient {
   size_t count() const { return dtype == DType::f32 ? f32.size() : bf16.size(); }
   size_t bytes() const { return count() * dtype_bytes(dtype); }
   void* data() { return dtype == DType::f32 ? static_cast<void*>(f32.data()) : static_cast<void*>(bf16.data()); }
-  const void* data() const { return dtype == DType::f32 ? static_cast<const void*>(f32.data()) : static_cast<const void*>(bf16.data()); }
+  const void* data() const {
+    return dtype == DType::f32 ? static_cast<const void*>(f32.data()) : static_cast<const void*>(bf16.data());
+  }
   ConstVec view() const { return {data(), count(), dtype}; }
   Vec vec() { return {data(), count(), dtype}; }
   friend bool operator==(const Gradient& a, const Gradient& b) {

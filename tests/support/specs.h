@@ -8,14 +8,18 @@
 namespace gradgate::test {
 
 inline constexpr const char* kSpecs[] = {
-    "none", "bf16", "int8", "chunk-topk:8/1024", "chunk-topk:8/1024:bf16",
-    "chunk-topk:1/32",          // chunks shorter than a group
-    "chunk-topk:32/32:bf16",    // everything is sent
-    "chunk-topk:63/64",         // all but one
-    "chunk-topk:16/256",        // chunk = group
-    "chunk-topk:100/2048",      // more entries than the least number of columns
-    "chunk-topk:300/1024:bf16", // a key for every element
-    "chunk-topk:13/32768",      // the longest chunk
+    "none",
+    "bf16",
+    "int8",
+    "chunk-topk:8/1024",
+    "chunk-topk:8/1024:bf16",
+    "chunk-topk:1/32",           // chunks shorter than a group
+    "chunk-topk:32/32:bf16",     // everything is sent
+    "chunk-topk:63/64",          // all but one
+    "chunk-topk:16/256",         // chunk = group
+    "chunk-topk:100/2048",       // more entries than the least number of columns
+    "chunk-topk:300/1024:bf16",  // a key for every element
+    "chunk-topk:13/32768",       // the longest chunk
 };
 
 inline CodecSpec spec_of(const char* text) {

@@ -18,7 +18,10 @@ struct EncodeCall {
   EncodeArgs args;
 
   EncodeCall(const char* text, size_t n)
-      : spec(spec_of(text)), g(generate(Gen::gaussian, n, 2)), payload(payload_bytes(spec, DType::f32, n)), residual(n * 4),
+      : spec(spec_of(text)),
+        g(generate(Gen::gaussian, n, 2)),
+        payload(payload_bytes(spec, DType::f32, n)),
+        residual(n * 4),
         workspace(workspace_bytes(spec, DType::f32, n)) {
     args.gradient = {g.data(), n, DType::f32};
     args.residual = takes_feedback(spec) ? residual.as<float>() : nullptr;
@@ -29,7 +32,8 @@ struct EncodeCall {
     EncodeStats stats;
     stats.non_finite = 123;
     const Status got = encode(spec, args, &stats);
-    EXPECT_TRUE(got == expected) << got.message() << " " << got.detail() << ", expected " << expected.message() << " " << expected.detail();
+    EXPECT_TRUE(got == expected) << got.message() << " " << got.detail() << ", expected " << expected.message() << " "
+                                 << expected.detail();
     EXPECT_TRUE(payload.untouched() && residual.untouched() && workspace.untouched());
     EXPECT_EQ(stats.non_finite, 123u);
   }
@@ -51,7 +55,8 @@ TEST(EncodeArguments, LargerPayloadBufferKeepsItsRest_GAT11) {
     Guarded room(call.payload.size() + 48);
     call.args.payload = {room.data(), room.size()};
     ASSERT_TRUE(encode(call.spec, call.args).ok());
-    for (size_t i = call.payload.size(); i < room.size(); ++i) ASSERT_EQ(room.data()[i], std::byte{Guarded::kPattern}) << text;
+    for (size_t i = call.payload.size(); i < room.size(); ++i)
+      ASSERT_EQ(room.data()[i], std::byte{Guarded::kPattern}) << text;
     EXPECT_TRUE(room.intact());
   }
 }
@@ -73,7 +78,8 @@ TEST(EncodeArguments, WorkspaceTooSmall) {
     // More threads need more of it; the detail says how much.
     EncodeCall wide(text, 300000);
     wide.args.executor.width = 4;
-    wide.refused({StatusCode::workspace_too_small, static_cast<int64_t>(workspace_bytes(wide.spec, DType::f32, 300000, 4))});
+    wide.refused(
+        {StatusCode::workspace_too_small, static_cast<int64_t>(workspace_bytes(wide.spec, DType::f32, 300000, 4))});
   }
 }
 

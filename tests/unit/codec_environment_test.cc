@@ -23,8 +23,8 @@ struct Result {
     const auto same = [](const std::vector<float>& x, const std::vector<float>& y) {
       return x.size() == y.size() && std::memcmp(x.data(), y.data(), x.size() * 4) == 0;
     };
-    return a.payload == b.payload && same(a.residual, b.residual) && same(a.decoded, b.decoded) && same(a.folded, b.folded) &&
-           same(a.folded_residual, b.folded_residual);
+    return a.payload == b.payload && same(a.residual, b.residual) && same(a.decoded, b.decoded) &&
+           same(a.folded, b.folded) && same(a.folded_residual, b.folded_residual);
   }
 };
 
@@ -33,7 +33,8 @@ constexpr size_t kCount = 140000;
 // What a run needs, made in the ordinary environment.
 struct Input {
   std::vector<float> g, residual, fold_residual;
-  explicit Input(Gen gen) : g(generate(gen, kCount, 1)), residual(generate(gen, kCount, 2)), fold_residual(generate(gen, kCount, 3)) {}
+  explicit Input(Gen gen)
+      : g(generate(gen, kCount, 1)), residual(generate(gen, kCount, 2)), fold_residual(generate(gen, kCount, 3)) {}
 };
 
 Result run(const char* text, const Input& input, const Executor& executor) {

@@ -21,7 +21,8 @@ void expect_refused(const CodecSpec& spec, size_t count, ConstBytes payload, Sta
     args.out = {out.data(), count, DType::f32};
     args.into = into;
     const Status got = decode(spec, args);
-    EXPECT_TRUE(got == expected) << what << ": " << got.message() << " " << got.detail() << ", expected " << expected.message() << " " << expected.detail();
+    EXPECT_TRUE(got == expected) << what << ": " << got.message() << " " << got.detail() << ", expected "
+                                 << expected.message() << " " << expected.detail();
     EXPECT_TRUE(out.untouched()) << what;
   }
   EXPECT_TRUE(check_payload(spec, DType::f32, count, payload) == expected) << what;
@@ -57,7 +58,8 @@ TEST(BadPayload, EveryBitOfTheHeaderCounts_TOP9) {
         EXPECT_TRUE(info.non_finite);
         continue;
       }
-      expect_refused(spec, kCount, bad.view(), fault(fault_of_byte(at)), std::string(text) + " bit " + std::to_string(bit));
+      expect_refused(spec, kCount, bad.view(), fault(fault_of_byte(at)),
+                     std::string(text) + " bit " + std::to_string(bit));
     }
     EXPECT_TRUE(check_payload(spec, DType::f32, kCount, good.view()).ok());
   }
@@ -72,13 +74,15 @@ TEST(BadPayload, EveryTruncationAndExtension_TOP9) {
     std::memcpy(aligned, good.data(), good.size());
     for (size_t size = 0; size <= good.size() + 16; ++size) {
       if (size == good.size()) continue;
-      expect_refused(spec, 300, {aligned, size}, fault(PayloadFault::size), std::string(text) + " size " + std::to_string(size));
+      expect_refused(spec, 300, {aligned, size}, fault(PayloadFault::size),
+                     std::string(text) + " size " + std::to_string(size));
     }
     expect_refused(spec, 300, {}, fault(PayloadFault::size), "null");
     for (size_t offset = 1; offset < 16; ++offset) {
       Guarded shifted(good.size(), offset);
       std::memcpy(shifted.data(), good.data(), good.size());
-      expect_refused(spec, 300, {shifted.data(), good.size()}, fault(PayloadFault::alignment), std::string(text) + " offset " + std::to_string(offset));
+      expect_refused(spec, 300, {shifted.data(), good.size()}, fault(PayloadFault::alignment),
+                     std::string(text) + " offset " + std::to_string(offset));
     }
   }
 }
@@ -104,7 +108,8 @@ TEST(BadPayload, ForeignPayloads_TOP9) {
   const Payload none = encode("none", g);
   EXPECT_TRUE(check_payload(spec_of("none"), DType::bf16, kCount * 2, none.view()) == fault(PayloadFault::value_dtype));
   const Payload topk = encode("chunk-topk:8/1024", g);
-  EXPECT_TRUE(check_payload(spec_of("chunk-topk:8/2048"), DType::f32, kCount * 2, topk.view()).code() == StatusCode::bad_payload);
+  EXPECT_TRUE(check_payload(spec_of("chunk-topk:8/2048"), DType::f32, kCount * 2, topk.view()).code() ==
+              StatusCode::bad_payload);
 }
 
 TEST(BadPayload, Indices_TOP9) {
@@ -116,8 +121,12 @@ TEST(BadPayload, Indices_TOP9) {
     uint16_t value;
     const char* what;
   } cases[] = {
-      {7, 1024, "index = B"},       {7, 65535, "the greatest index"}, {15, 1024, "second chunk"}, {23, 452, "length of the short chunk"},
-      {16, 65535, "first of the last chunk"}, {0, 1023, "not below the next"},
+      {7, 1024, "index = B"},
+      {7, 65535, "the greatest index"},
+      {15, 1024, "second chunk"},
+      {23, 452, "length of the short chunk"},
+      {16, 65535, "first of the last chunk"},
+      {0, 1023, "not below the next"},
   };
   for (const auto& c : cases) {
     Payload bad = good;
@@ -190,12 +199,14 @@ TEST(ErrorPayload, ReachesEveryDecoder) {
     Guarded payload(bytes + 16);
     Seed seed;
     seed.step = 9;
-    ASSERT_TRUE(encode_error(spec, DType::f32, kCount, seed, StatusCode::out_of_memory, {payload.data(), payload.size()}).ok());
+    ASSERT_TRUE(
+        encode_error(spec, DType::f32, kCount, seed, StatusCode::out_of_memory, {payload.data(), payload.size()}).ok());
     EXPECT_TRUE(payload.intact());
     for (size_t i = 32; i < bytes; ++i) ASSERT_EQ(payload.data()[i], std::byte{0}) << i;
     for (size_t i = bytes; i < bytes + 16; ++i) ASSERT_EQ(payload.data()[i], std::byte{Guarded::kPattern}) << i;
     const ConstBytes view{payload.data(), bytes};
-    expect_refused(spec, kCount, view, {StatusCode::peer_failed, static_cast<int64_t>(StatusCode::out_of_memory)}, text);
+    expect_refused(spec, kCount, view, {StatusCode::peer_failed, static_cast<int64_t>(StatusCode::out_of_memory)},
+                   text);
     PayloadInfo info{};
     EXPECT_EQ(check_payload(spec, DType::f32, kCount, view, &info).code(), StatusCode::peer_failed);
     EXPECT_TRUE(info.error);
@@ -211,9 +222,12 @@ TEST(ErrorPayload, Arguments) {
   Guarded payload(bytes), shifted(bytes, 8);
   EXPECT_TRUE(encode_error(spec, DType::f32, 10, {}, StatusCode::timeout, {payload.data(), bytes - 1}) ==
               Status(StatusCode::payload_too_small, static_cast<int64_t>(bytes)));
-  EXPECT_EQ(encode_error(spec, DType::f32, 10, {}, StatusCode::ok, {payload.data(), bytes}), StatusCode::invalid_argument);
-  EXPECT_EQ(encode_error(spec, DType::f64, 10, {}, StatusCode::timeout, {payload.data(), bytes}), StatusCode::unsupported);
-  EXPECT_EQ(encode_error(spec, DType::f32, 10, {}, StatusCode::timeout, {shifted.data(), bytes}), StatusCode::invalid_argument);
+  EXPECT_EQ(encode_error(spec, DType::f32, 10, {}, StatusCode::ok, {payload.data(), bytes}),
+            StatusCode::invalid_argument);
+  EXPECT_EQ(encode_error(spec, DType::f64, 10, {}, StatusCode::timeout, {payload.data(), bytes}),
+            StatusCode::unsupported);
+  EXPECT_EQ(encode_error(spec, DType::f32, 10, {}, StatusCode::timeout, {shifted.data(), bytes}),
+            StatusCode::invalid_argument);
   EXPECT_TRUE(payload.untouched() && shifted.untouched());
 }
 
@@ -240,10 +254,12 @@ TEST(PayloadHeader, Bytes) {
   args.workspace = workspace;
   args.seed.step = 0x01020304;
   ASSERT_TRUE(encode(spec, args).ok());
-  const uint8_t expected[28] = {'G', 'G', 'P', '1', 1, 2, 0, 0, 0x2c, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 4, 3, 2, 1};
+  const uint8_t expected[28] = {'G', 'G', 'P', '1', 1, 2, 0, 0, 0x2c, 1, 0, 0, 0, 0,
+                                0,   0,   0,   1,   0, 0, 0, 0, 0,    0, 4, 3, 2, 1};
   EXPECT_EQ(std::memcmp(payload.data(), expected, sizeof expected), 0);
   uint32_t check = 0x811c9dc5u;
-  for (const uint8_t b : {1, 2, 0, 0x2c, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0}) check = (check ^ b) * 0x01000193u;
+  for (const uint8_t b : {1, 2, 0, 0x2c, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0})
+    check = (check ^ b) * 0x01000193u;
   EXPECT_EQ(payload.get<uint32_t>(28), check);
 }
 

@@ -15,8 +15,8 @@ namespace {
 using ::testing::HasSubstr;
 
 TEST(CodecText, CanonicalTextsComeBack) {
-  for (const char* text : {"none", "bf16", "bf16:ef", "int8", "int8:ef", "chunk-topk:8/1024", "chunk-topk:8/1024:bf16", "chunk-topk:8/1024:noef",
-                           "chunk-topk:32768/32768:bf16:noef", "chunk-topk:1/32"}) {
+  for (const char* text : {"none", "bf16", "bf16:ef", "int8", "int8:ef", "chunk-topk:8/1024", "chunk-topk:8/1024:bf16",
+                           "chunk-topk:8/1024:noef", "chunk-topk:32768/32768:bf16:noef", "chunk-topk:1/32"}) {
     EXPECT_STREQ(format_codec(spec_of(text)).text, text);
     EXPECT_LE(std::string(text).size(), 47u);
   }
@@ -124,7 +124,8 @@ TEST(CodecText, SpecsMadeByHandAreChecked) {
   EXPECT_STREQ(codec_info(spec.id).name, "?");
 }
 
-// Every line of the list has a name that parses, an order of fidelity, and a place among the specs that the other tests run over.
+// Every line of the list has a name that parses, an order of fidelity, and a place among the specs that the other tests
+// run over.
 TEST(CodecList, IsClosed) {
   std::set<std::string> names, tested;
   std::set<int> ids, fidelities;
@@ -156,7 +157,8 @@ TEST(CodecList, TakesWhatTheTableSays) {
   EXPECT_EQ(takes("chunk-topk:8/1024"), "f32 bf16 ");
 }
 
-// QNT-8: the ratio that is advertised is the one on the wire, headers and scales included. Literal sizes from the table of docs/format.md.
+// QNT-8: the ratio that is advertised is the one on the wire, headers and scales included. Literal sizes from the table
+// of docs/format.md.
 TEST(PayloadBytes, AreWhatTheFormatSays_QNT8) {
   EXPECT_EQ(payload_bytes(spec_of("none"), DType::f32, 1000000), 32u + 4000000u);
   EXPECT_EQ(payload_bytes(spec_of("none"), DType::f64, 3), 32u + 32u);

@@ -53,7 +53,8 @@ TEST(NonFiniteInABlock, StaysVisibleAndInItsBlock_NUM3) {
     EXPECT_EQ(stats.non_finite, 1u);
     EXPECT_EQ(int8.get<uint8_t>(7), 2u);
     Values d = decode("int8", int8, g.size());
-    for (size_t i = 0; i < 256; ++i) EXPECT_EQ(std::bit_cast<uint32_t>(d[i]), 0x7fc00000u);  // the whole block, documented
+    for (size_t i = 0; i < 256; ++i)
+      EXPECT_EQ(std::bit_cast<uint32_t>(d[i]), 0x7fc00000u);  // the whole block, documented
     for (size_t i = 256; i < 260; ++i) EXPECT_NEAR(d[i], g[i], 4.0 / 254);
     for (const char* text : {"none", "bf16", "chunk-topk:4/256"}) {
       d = round_trip(text, g);
@@ -99,7 +100,8 @@ TEST(Overflow, NothingFiniteBecomesNonFinite_NUM4) {
     const Values d = round_trip(text, g);
     for (size_t i = 0; i < g.size(); ++i) {
       ASSERT_TRUE(std::isfinite(d[i])) << text << " " << i;
-      const double step = spec_of(text).id == CodecId::int8 ? kMax / 254.0 * 1.0001 : std::fabs(static_cast<double>(g[i])) / 128;
+      const double step =
+          spec_of(text).id == CodecId::int8 ? kMax / 254.0 * 1.0001 : std::fabs(static_cast<double>(g[i])) / 128;
       EXPECT_LE(std::fabs(static_cast<double>(d[i]) - g[i]), step) << text << " " << i;
     }
   }
@@ -124,7 +126,8 @@ TEST(Scaling, ByPowersOfTwoChangesNothingElse_NUM5) {
       Values scaled = x;
       for (float& v : scaled) v = std::ldexp(v, exponent);
       const Values d = round_trip(text, scaled);
-      for (size_t i = 0; i < 4; ++i) EXPECT_EQ(d[i], std::ldexp(base[i], exponent)) << text << " 2^" << exponent << " " << i;
+      for (size_t i = 0; i < 4; ++i)
+        EXPECT_EQ(d[i], std::ldexp(base[i], exponent)) << text << " 2^" << exponent << " " << i;
     }
   }
   for (const int exponent : {-60, -20, 20, 60}) {
@@ -148,7 +151,8 @@ TEST(OneElement, IsSent_SHP2) {
     EXPECT_EQ(round_trip(text, {2.5f})[0], 2.5f) << text;
     EXPECT_EQ(round_trip(text, {2.5f, 2.5f, 2.5f}).size(), 3u);
   }
-  for (const char* text : {"none", "bf16", "int8"}) EXPECT_EQ(round_trip(text, {2.5f, 2.5f, 2.5f}), (Values{2.5f, 2.5f, 2.5f})) << text;
+  for (const char* text : {"none", "bf16", "int8"})
+    EXPECT_EQ(round_trip(text, {2.5f, 2.5f, 2.5f}), (Values{2.5f, 2.5f, 2.5f})) << text;
 }
 
 TEST(Tail, HasItsOwnScaleAndIsNotReadPastItsEnd_SHP3) {
@@ -208,10 +212,12 @@ TEST(TopK, AsManyAsThereAre_TOP3) {
 }
 
 TEST(TopK, ValuesThatDifferOnlyInLowBits_TOP5) {
-  for (const char* text : {"chunk-topk:2/1024", "chunk-topk:16/1024", "chunk-topk:64/1024", "chunk-topk:100/32768", "chunk-topk:300/1024"}) {
+  for (const char* text : {"chunk-topk:2/1024", "chunk-topk:16/1024", "chunk-topk:64/1024", "chunk-topk:100/32768",
+                           "chunk-topk:300/1024"}) {
     const CodecSpec spec = spec_of(text);
     Values x(1 << 17);
-    for (size_t i = 0; i < x.size(); ++i) x[i] = std::bit_cast<float>(0x3F900000u | static_cast<uint32_t>(i * 7919 % 1024));
+    for (size_t i = 0; i < x.size(); ++i)
+      x[i] = std::bit_cast<float>(0x3F900000u | static_cast<uint32_t>(i * 7919 % 1024));
     x[77] = 1e-3f;
     const ConstVec g{x.data(), x.size(), DType::f32};
     const std::vector<std::byte> expected = reference::encode(spec, g, nullptr, false, {}, nullptr);
@@ -298,7 +304,9 @@ TEST(Int8, NeverEmitsMinus128_QNT2) {
   for (int round = 0; round < 2000; ++round) {
     Values x(256);
     const float top = std::bit_cast<float>(1 + random.below(0x7f7fffffu));
-    for (float& v : x) v = random.below(2) == 0 ? -top : std::bit_cast<float>(0x80000000u | random.below(std::bit_cast<uint32_t>(top) + 1));
+    for (float& v : x)
+      v = random.below(2) == 0 ? -top
+                               : std::bit_cast<float>(0x80000000u | random.below(std::bit_cast<uint32_t>(top) + 1));
     const Payload payload = encode("int8", x);
     for (size_t i = 0; i < 256; ++i) {
       const int8_t code = payload.get<int8_t>(48 + i);
@@ -323,7 +331,8 @@ TEST(Int8, SmallBlocksKeepTheirStep_QNT4) {
   for (const float a : {1e-6f, 3.7e-6f, 4e-6f, 1e-5f, 1e-30f, 1e-38f, 1e-42f}) {
     const Values x = {a, -a / 2, a / 4, 0};
     const Values d = round_trip("int8", x);
-    for (size_t i = 0; i < 4; ++i) EXPECT_LE(std::fabs(static_cast<double>(d[i]) - x[i]), a / 254.0 * 1.00001 + 0x1p-149) << a << " " << i;
+    for (size_t i = 0; i < 4; ++i)
+      EXPECT_LE(std::fabs(static_cast<double>(d[i]) - x[i]), a / 254.0 * 1.00001 + 0x1p-149) << a << " " << i;
     EXPECT_NEAR(d[0] / a, 1.0, a < 1e-40f ? 1e-2 : 1e-6) << a;
   }
 }
@@ -335,7 +344,8 @@ TEST(Int8, ErrorIsHalfAStepOfItsOwnBlock_QNT9) {
     const size_t end = std::min(x.size(), begin + 256);
     float a = 0;
     for (size_t i = begin; i < end; ++i) a = std::max(a, std::fabs(x[i]));
-    for (size_t i = begin; i < end; ++i) ASSERT_LE(std::fabs(static_cast<double>(d[i]) - x[i]), a / 254.0 * 1.00001) << i;
+    for (size_t i = begin; i < end; ++i)
+      ASSERT_LE(std::fabs(static_cast<double>(d[i]) - x[i]), a / 254.0 * 1.00001) << i;
   }
 }
 

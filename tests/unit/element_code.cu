@@ -43,7 +43,8 @@ __global__ void bf16_and_topk(const float* x, uint16_t* half, float* back, uint3
 }  // namespace
 
 // Keeps the kernels; a host may call it.
-extern "C" void gradgate_element_code_launch(const float* x, float* e, uint32_t* u, int8_t* c, uint16_t* h, unsigned n) {
+extern "C" void gradgate_element_code_launch(const float* x, float* e, uint32_t* u, int8_t* c, uint16_t* h,
+                                             unsigned n) {
   int8_blocks<<<(n / 256 + 127) / 128, 128>>>(x, e, u, c, n / 256);
   bf16_and_topk<<<(n + 127) / 128, 128>>>(x, h, e, u, u, n);
 }

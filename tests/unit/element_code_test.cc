@@ -40,7 +40,8 @@ TEST(ExactMath, RoundsHalfToEven) {
   for (int i = -1000; i <= 1000; ++i) {
     const float half = static_cast<float>(i) * 0.5f;
     EXPECT_EQ(exact::round_even(half), static_cast<int>(std::nearbyint(half)));
-    EXPECT_EQ(exact::round_even(std::nextafter(half, 1e9f)), static_cast<int>(std::nearbyint(std::nextafter(half, 1e9f))));
+    EXPECT_EQ(exact::round_even(std::nextafter(half, 1e9f)),
+              static_cast<int>(std::nearbyint(std::nextafter(half, 1e9f))));
   }
 }
 
@@ -53,7 +54,8 @@ TEST(ExactMath, OrdersMagnitudes) {
   EXPECT_EQ(std::bit_cast<uint32_t>(exact::canonical(std::bit_cast<float>(0xff800001u))), 0x7fc00000u);
 }
 
-// For every exponent and the mantissas that matter: the greatest element gets code +-127, no element needs limiting, and 127 steps are finite.
+// For every exponent and the mantissas that matter: the greatest element gets code +-127, no element needs limiting,
+// and 127 steps are finite.
 TEST(Int8Scale, HoldsForAnyMaximum) {
   Random random(5);
   for (uint32_t exponent = 0; exponent < 255; ++exponent) {

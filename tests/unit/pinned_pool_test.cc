@@ -21,7 +21,8 @@ TEST(PinnedPool, NotStartedRunsInline) {
   PinnedPool pool;
   EXPECT_EQ(pool.width(), 1u);
   int sum = 0;
-  pool.executor()(10, [](void* p, size_t i) { *static_cast<int*>(p) += static_cast<int>(i); }, &sum);
+  pool.executor()(
+      10, [](void* p, size_t i) { *static_cast<int*>(p) += static_cast<int>(i); }, &sum);
   EXPECT_EQ(sum, 45);
 }
 
@@ -35,7 +36,9 @@ TEST(PinnedPool, EveryTaskRunsOnce) {
   EXPECT_EQ(executor.width, pool.width());
   std::vector<std::atomic<int>> hits(1000);
   for (int round = 1; round <= 200; ++round) {
-    executor(round % 7 == 0 ? 1 : hits.size(), [](void* p, size_t i) { (*static_cast<std::vector<std::atomic<int>>*>(p))[i].fetch_add(1); }, &hits);
+    executor(
+        round % 7 == 0 ? 1 : hits.size(),
+        [](void* p, size_t i) { (*static_cast<std::vector<std::atomic<int>>*>(p))[i].fetch_add(1); }, &hits);
   }
   for (size_t i = 0; i < hits.size(); ++i) EXPECT_EQ(hits[i].load(), i == 0 ? 200 : 200 - 28) << i;
   EXPECT_EQ(cores(), 1);
@@ -52,7 +55,8 @@ TEST(PinnedPool, WakesSleepers) {
   std::atomic<int> sum{0};
   for (int round = 0; round < 5; ++round) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    pool.executor()(8, [](void* p, size_t) { static_cast<std::atomic<int>*>(p)->fetch_add(1); }, &sum);
+    pool.executor()(
+        8, [](void* p, size_t) { static_cast<std::atomic<int>*>(p)->fetch_add(1); }, &sum);
   }
   EXPECT_EQ(sum.load(), 40);
 }
@@ -65,7 +69,8 @@ TEST(PinnedPool, CallersTakeTurns) {
   for (int c = 0; c < 3; ++c) {
     callers.emplace_back([&] {
       for (int round = 0; round < 50; ++round) {
-        pool.executor()(5, [](void* p, size_t) { static_cast<std::atomic<int>*>(p)->fetch_add(1); }, &sum);
+        pool.executor()(
+            5, [](void* p, size_t) { static_cast<std::atomic<int>*>(p)->fetch_add(1); }, &sum);
       }
     });
   }

@@ -14,7 +14,9 @@ template <class C>
 struct ScaledBlock {
   using Unit = typename C::Code;
   static_assert(C::kBlock == kGroupElements);
-  static GRADGATE_INLINE Unit* start(const EncodeJob& job, size_t begin) { return reinterpret_cast<Unit*>(job.second) + begin; }
+  static GRADGATE_INLINE Unit* start(const EncodeJob& job, size_t begin) {
+    return reinterpret_cast<Unit*>(job.second) + begin;
+  }
 
   // Codes of a group, and with feedback its residual. e may be null without.
   template <bool kFeedback>
@@ -52,7 +54,9 @@ struct ScaledBlock {
 
 struct CastBlock {
   using Unit = uint16_t;
-  static GRADGATE_INLINE Unit* start(const EncodeJob& job, size_t begin) { return reinterpret_cast<uint16_t*>(job.first) + begin; }
+  static GRADGATE_INLINE Unit* start(const EncodeJob& job, size_t begin) {
+    return reinterpret_cast<uint16_t*>(job.first) + begin;
+  }
 
   template <bool kFeedback>
   static GRADGATE_INLINE void encode(const EncodeJob&, size_t, const Group& group, uint16_t* code, float* e) {
@@ -153,7 +157,8 @@ uint64_t copy_counting(const EncodeJob& job, size_t begin, size_t end) {
   while (n >= kStep) {
     prefetch_ahead(from, 1024);
     T count = 0;  // at most 512: fits
-    for (size_t i = 0; i < kStep; ++i) count = static_cast<T>(count + static_cast<T>((from[i] & kExponent) == kExponent));
+    for (size_t i = 0; i < kStep; ++i)
+      count = static_cast<T>(count + static_cast<T>((from[i] & kExponent) == kExponent));
     non_finite += count;
     if (job.stream) {
       stream_copy(to, from, 1024);
@@ -181,12 +186,17 @@ uint64_t store_sum(const EncodeJob& job, size_t begin, size_t end) {
 }
 
 uint64_t encode_none(const EncodeJob& job, size_t begin, size_t end) {
-  if (job.sum) return job.stored == DType::f32 ? store_sum<float>(job, begin, end) : store_sum<uint16_t>(job, begin, end);
+  if (job.sum)
+    return job.stored == DType::f32 ? store_sum<float>(job, begin, end) : store_sum<uint16_t>(job, begin, end);
   switch (job.dtype) {
-    case DType::f32: return copy_counting<uint32_t, 0x7f800000u>(job, begin, end);
-    case DType::bf16: return copy_counting<uint16_t, 0x7f80u>(job, begin, end);
-    case DType::f16: return copy_counting<uint16_t, 0x7c00u>(job, begin, end);
-    default: return copy_counting<uint64_t, 0x7ff0000000000000u>(job, begin, end);
+    case DType::f32:
+      return copy_counting<uint32_t, 0x7f800000u>(job, begin, end);
+    case DType::bf16:
+      return copy_counting<uint16_t, 0x7f80u>(job, begin, end);
+    case DType::f16:
+      return copy_counting<uint16_t, 0x7c00u>(job, begin, end);
+    default:
+      return copy_counting<uint64_t, 0x7ff0000000000000u>(job, begin, end);
   }
 }
 

@@ -1,4 +1,5 @@
-// One group of 256 elements at a time: widening, x = g + e (docs/format.md §2, rules 1-3), and what becomes of decoded values.
+// One group of 256 elements at a time: widening, x = g + e (docs/format.md §2, rules 1-3), and what becomes of decoded
+// values.
 #pragma once
 
 #include "kernels/cpu/loops/lanes.h"
@@ -11,14 +12,16 @@ GRADGATE_INLINE float widen(uint16_t v) { return codecs::widen_bf16(v); }
 GRADGATE_INLINE void narrow(float v, float* out) { *out = exact::canonical(v); }
 GRADGATE_INLINE void narrow(float v, uint16_t* out) { *out = codecs::round_bf16(v); }
 
-GRADGATE_INLINE int32_t magnitude(float v) { return static_cast<int32_t>(exact::mag(v)); }  // signed: SSE2 and AVX2 compare nothing else
+GRADGATE_INLINE int32_t magnitude(float v) {
+  return static_cast<int32_t>(exact::mag(v));
+}  // signed: SSE2 and AVX2 compare nothing else
 GRADGATE_INLINE int32_t greater(int32_t a, int32_t b) { return a > b ? a : b; }
 inline constexpr int32_t kInf = static_cast<int32_t>(exact::kInfBits);
 
 // A group on its way into a payload.
 struct Group {
-  const float* x;   // 256 values; beyond the end of the vector +0
-  int32_t max = 0;  // greatest magnitude of x
+  const float* x;     // 256 values; beyond the end of the vector +0
+  int32_t max = 0;    // greatest magnitude of x
   bool kept = false;  // a zero group: its residual stays
 };
 
@@ -115,8 +118,8 @@ GRADGATE_INLINE void emit(O* out, size_t n, Value value) {
   }
 }
 
-// Collects the output of consecutive groups in L1 and writes whole cache lines around the caches; or writes straight to its place.
-// kStep: the most that is placed at once.
+// Collects the output of consecutive groups in L1 and writes whole cache lines around the caches; or writes straight to
+// its place. kStep: the most that is placed at once.
 template <class T, size_t kStep = kGroupElements>
 class Sink {
  public:

@@ -1,5 +1,5 @@
-// What the loops need beyond plain C++: prefetch, stores that go around the caches, and masks of comparisons. Everything here and in the other
-// files of this folder has internal linkage: each instruction set has its own copy.
+// What the loops need beyond plain C++: prefetch, stores that go around the caches, and masks of comparisons.
+// Everything here and in the other files of this folder has internal linkage: each instruction set has its own copy.
 #pragma once
 
 #include <cstddef>
@@ -37,14 +37,16 @@ GRADGATE_INLINE Lanes load_lanes(const void* p) {
 
 GRADGATE_INLINE size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
-// The hardware's streams stop at page ends; asking one page ahead keeps them going. Addresses past the end are harmless.
+// The hardware's streams stop at page ends; asking one page ahead keeps them going. Addresses past the end are
+// harmless.
 inline constexpr size_t kAhead = 4096;
 GRADGATE_INLINE void prefetch_ahead(const void* from, size_t bytes) {
   const char* p = static_cast<const char*>(from) + kAhead;
   for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 3);
 }
 
-// Stores around the caches; dst and bytes are multiples of 64. Whole cache lines only: a line left half written is written twice, or worse.
+// Stores around the caches; dst and bytes are multiples of 64. Whole cache lines only: a line left half written is
+// written twice, or worse.
 GRADGATE_INLINE void stream_copy(void* dst, const void* src, size_t bytes) {
 #if defined(__SSE2__)
   char* to = static_cast<char*>(dst);
@@ -54,7 +56,8 @@ GRADGATE_INLINE void stream_copy(void* dst, const void* src, size_t bytes) {
     _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i), _mm512_loadu_si512(from + i));
 #elif defined(__AVX__)
     for (size_t j = i; j < i + 64; j += 32) {
-      _mm256_stream_si256(reinterpret_cast<__m256i*>(to + j), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + j)));
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(to + j),
+                          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + j)));
     }
 #else
     for (size_t j = i; j < i + 64; j += 16) {
@@ -76,13 +79,15 @@ GRADGATE_INLINE void stream_end() {
 #endif
 }
 
-// Bit j: v[j] & mask >= t, of 64 signed integers. With mask = 0x7fffffff over the bits of floats it compares magnitudes.
+// Bit j: v[j] & mask >= t, of 64 signed integers. With mask = 0x7fffffff over the bits of floats it compares
+// magnitudes.
 GRADGATE_INLINE uint64_t at_least_64(const int32_t* v, int32_t mask, int32_t t) {
   uint64_t found = 0;
 #if defined(__AVX512F__)
   const __m512i m = _mm512_set1_epi32(mask), threshold = _mm512_set1_epi32(t);
   __mmask16 part[4];
-  for (int i = 0; i < 4; ++i) part[i] = _mm512_cmpge_epi32_mask(_mm512_and_si512(_mm512_loadu_si512(v + 16 * i), m), threshold);
+  for (int i = 0; i < 4; ++i)
+    part[i] = _mm512_cmpge_epi32_mask(_mm512_and_si512(_mm512_loadu_si512(v + 16 * i), m), threshold);
   found = _mm512_kunpackd(_mm512_kunpackw(part[3], part[2]), _mm512_kunpackw(part[1], part[0]));
 #elif defined(__AVX2__)
   const __m256i m = _mm256_set1_epi32(mask), below = _mm256_set1_epi32(t - 1);

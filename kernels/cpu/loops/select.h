@@ -1,6 +1,7 @@
-// The c elements of a chunk that come first in the order of docs/format.md §3 (greater key, then lower index). A lower bound for the c-th
-// greatest key comes from the maxima of a few columns; one pass collects what reaches it, seldom many more than c; the rest is exact work on
-// those candidates. Any exact method gives the same entries, so this one is chosen for speed alone.
+// The c elements of a chunk that come first in the order of docs/format.md §3 (greater key, then lower index). A lower
+// bound for the c-th greatest key comes from the maxima of a few columns; one pass collects what reaches it, seldom
+// many more than c; the rest is exact work on those candidates. Any exact method gives the same entries, so this one is
+// chosen for speed alone.
 #pragma once
 
 #include "codecs/chunk_topk.h"
@@ -45,7 +46,8 @@ GRADGATE_INLINE int32_t max_of(const int32_t* v, size_t n) {
   return max;
 }
 
-// The c-th greatest of n keys (n a multiple of 16, at most 64) by counting for each how many are greater: no branch depends on the values.
+// The c-th greatest of n keys (n a multiple of 16, at most 64) by counting for each how many are greater: no branch
+// depends on the values.
 GRADGATE_INLINE int32_t nth_greatest_of_few(const int32_t* keys, size_t n, int32_t c) {
   constexpr int32_t kMost = 0x7fffffff;
   const Lanes most = kMost - Lanes{};
@@ -62,8 +64,8 @@ GRADGATE_INLINE int32_t nth_greatest_of_few(const int32_t* keys, size_t n, int32
   return nth;
 }
 
-// Some t that at least c of the n keys reach (n a multiple of 64; at least c keys are >= 0), and not many more than c + slack where keys differ.
-// max is the greatest key. With slack = 0 it is the c-th greatest key itself.
+// Some t that at least c of the n keys reach (n a multiple of 64; at least c keys are >= 0), and not many more than c +
+// slack where keys differ. max is the greatest key. With slack = 0 it is the c-th greatest key itself.
 GRADGATE_INLINE int32_t lower_bound_by_bisection(const int32_t* keys, size_t n, size_t c, int32_t max, size_t slack) {
   if (count_at_least(keys, n, max) >= c) return max;
   int32_t low = 0, high = max;  // low: at least c keys reach it; high: fewer do
@@ -85,11 +87,13 @@ GRADGATE_INLINE int32_t lower_bound_by_bisection(const int32_t* keys, size_t n, 
   return low;
 }
 
-// Candidates: places where v[i] & mask >= t, ascending, with their keys; returns how many. `stop`: no more than these are needed.
+// Candidates: places where v[i] & mask >= t, ascending, with their keys; returns how many. `stop`: no more than these
+// are needed.
 GRADGATE_INLINE size_t collect(const int32_t* v, int32_t mask, size_t n, int32_t t, size_t stop, SelectScratch s) {
   size_t found = 0;
   for (size_t run = 0; run < n; run += 1024) {
-    // Words of 64 with a hit, listed without branches; then one loop over all hits of the run, whose only surprise is its end.
+    // Words of 64 with a hit, listed without branches; then one loop over all hits of the run, whose only surprise is
+    // its end.
     uint64_t word[17];
     size_t start[17], words = 0, hits = 0;
     const size_t end = least(n, run + 1024);
@@ -127,7 +131,8 @@ GRADGATE_INLINE void keep_first(SelectScratch s, size_t m, size_t c) {
     const uint64_t above = at_least_64(s.candidate, -1, t + 1);
     uint64_t ties = at_least_64(s.candidate, -1, t) & ~above;
     // Of the elements equal to the c-th greatest, those with the highest indices are too many.
-    for (int extra = __builtin_popcountll(above | ties) - static_cast<int>(c); extra > 0; --extra) ties ^= uint64_t{1} << (63 - __builtin_clzll(ties));
+    for (int extra = __builtin_popcountll(above | ties) - static_cast<int>(c); extra > 0; --extra)
+      ties ^= uint64_t{1} << (63 - __builtin_clzll(ties));
     uint64_t keep = above | ties;
     for (size_t i = 0; i < c; ++i, keep &= keep - 1) s.index[i] = s.index[__builtin_ctzll(keep)];
     return;
@@ -179,7 +184,8 @@ GRADGATE_INLINE bool select(const float* x, size_t length, size_t c, bool whole,
     select_by_keys(x, length, c, s);
     return false;
   }
-  const int32_t t = columns <= 64 ? nth_greatest_of_few(s.keys, columns, static_cast<int32_t>(c)) : lower_bound_by_bisection(s.keys, columns, c, max, c / 8);
+  const int32_t t = columns <= 64 ? nth_greatest_of_few(s.keys, columns, static_cast<int32_t>(c))
+                                  : lower_bound_by_bisection(s.keys, columns, c, max, c / 8);
   keep_first(s, collect(reinterpret_cast<const int32_t*>(x), 0x7fffffff, length, t, t == max ? c : length, s), c);
   return max < kInf;
 }

@@ -1,4 +1,5 @@
-// Joins the loops of this folder into one table: GRADGATE_LOOPS_TABLE names it, the including file's compile options decide what it runs on.
+// Joins the loops of this folder into one table: GRADGATE_LOOPS_TABLE names it, the including file's compile options
+// decide what it runs on.
 #pragma once
 
 #include "kernels/cpu/loops/blocks.h"
@@ -8,7 +9,9 @@ namespace gradgate::kernels::cpu {
 namespace {
 
 template <CodecId id>
-inline constexpr bool kScaled = requires { typename codecs::Codec<id>::Encoder; };
+inline constexpr bool kScaled = requires {
+  typename codecs::Codec<id>::Encoder;
+};
 
 template <CodecId id, class G, bool kFeedback>
 uint64_t encode_as(const EncodeJob& job, size_t begin, size_t end, std::byte* scratch) {
@@ -32,10 +35,12 @@ void decode_as(const DecodeJob& job, size_t begin, size_t end) {
   } else if constexpr (id == CodecId::bf16) {
     decode_blocks<CastBlock, O, kAdd>(job, begin, end);
   } else if constexpr (id == CodecId::chunk_topk) {
-    job.spec.value == DType::f32 ? decode_chunks<float, O, kAdd>(job, begin, end) : decode_chunks<uint16_t, O, kAdd>(job, begin, end);
+    job.spec.value == DType::f32 ? decode_chunks<float, O, kAdd>(job, begin, end)
+                                 : decode_chunks<uint16_t, O, kAdd>(job, begin, end);
   } else {
     static_assert(id == CodecId::none, "a codec without loops");
-    job.gradient == DType::f32 ? decode_blocks<NoneBlock<float>, O, kAdd>(job, begin, end) : decode_blocks<NoneBlock<uint16_t>, O, kAdd>(job, begin, end);
+    job.gradient == DType::f32 ? decode_blocks<NoneBlock<float>, O, kAdd>(job, begin, end)
+                               : decode_blocks<NoneBlock<uint16_t>, O, kAdd>(job, begin, end);
   }
 }
 
@@ -65,14 +70,18 @@ void decode_into(const DecodeJob& job, size_t begin, size_t end) {
 uint64_t encode_any(const EncodeJob& job, size_t begin, size_t end, std::byte* scratch) noexcept {
   const bool feedback = job.residual != nullptr;
   if (job.dtype == DType::f32) {
-    return feedback ? encode_from<float, true>(job, begin, end, scratch) : encode_from<float, false>(job, begin, end, scratch);
+    return feedback ? encode_from<float, true>(job, begin, end, scratch)
+                    : encode_from<float, false>(job, begin, end, scratch);
   }
-  return feedback ? encode_from<uint16_t, true>(job, begin, end, scratch) : encode_from<uint16_t, false>(job, begin, end, scratch);
+  return feedback ? encode_from<uint16_t, true>(job, begin, end, scratch)
+                  : encode_from<uint16_t, false>(job, begin, end, scratch);
 }
 
 void decode_any(const DecodeJob& job, size_t begin, size_t end) noexcept {
-  if (job.spec.id == CodecId::none && job.scale == 1.0f && !job.add && job.dtype == job.gradient) return copy_none(job, begin, end);
-  if (job.dtype == DType::f32) return job.add ? decode_into<float, true>(job, begin, end) : decode_into<float, false>(job, begin, end);
+  if (job.spec.id == CodecId::none && job.scale == 1.0f && !job.add && job.dtype == job.gradient)
+    return copy_none(job, begin, end);
+  if (job.dtype == DType::f32)
+    return job.add ? decode_into<float, true>(job, begin, end) : decode_into<float, false>(job, begin, end);
   return job.add ? decode_into<uint16_t, true>(job, begin, end) : decode_into<uint16_t, false>(job, begin, end);
 }
 
@@ -83,6 +92,7 @@ void fold_any(const FoldJob& job, size_t begin, size_t end) noexcept {
 
 }  // namespace
 
-const Loops GRADGATE_LOOPS_TABLE = {GRADGATE_LOOPS_NAME, encode_any, decode_any, fold_any, read_sum_bytes, copy_bytes, axpy_floats};
+const Loops GRADGATE_LOOPS_TABLE = {GRADGATE_LOOPS_NAME, encode_any, decode_any, fold_any,
+                                    read_sum_bytes,      copy_bytes, axpy_floats};
 
 }  // namespace gradgate::kernels::cpu
