@@ -1,7 +1,7 @@
-// Communication cost models: what a collective costs on a link, from start-up latency and bandwidth. Pure functions, exact to
-// rounding; times in seconds, sizes in bytes, bandwidths in bytes per second, N ranks (N >= 1; one rank costs nothing). Every
-// formula is for valid input: alpha >= 0, beta > 0, bytes >= 0, all finite. The gate uses the ring forms: they are what NCCL,
-// gloo and MPI run for the large messages that are worth compressing.
+// Communication cost models: what a collective costs on a link, from start-up latency and bandwidth. Pure functions,
+// exact to rounding; times in seconds, sizes in bytes, bandwidths in bytes per second, N ranks (N >= 1; one rank costs
+// nothing). Every formula is for valid input: alpha >= 0, beta > 0, bytes >= 0, all finite. The gate uses the ring
+// forms: they are what NCCL, gloo and MPI run for the large messages that are worth compressing.
 #pragma once
 
 #include <cmath>
@@ -33,8 +33,8 @@ constexpr double ring_pass(double alpha_s, double beta_Bps, double ranks, double
   return (ranks - 1) / ranks * bytes / beta_Bps + (ranks - 1) * alpha_s;
 }
 
-/// Every rank receives the P-byte payload of every other rank: an all-gather of N·P bytes, (N−1)(α + P/β). Grows with N:
-/// the price of a payload that cannot be summed on the way.
+/// Every rank receives the P-byte payload of every other rank: an all-gather of N·P bytes, (N−1)(α + P/β). Grows with
+/// N: the price of a payload that cannot be summed on the way.
 constexpr double gather_exchange(double alpha_s, double beta_Bps, double ranks, double payload_bytes) noexcept {
   return (ranks - 1) * (alpha_s + payload_bytes / beta_Bps);
 }
@@ -44,7 +44,8 @@ constexpr double two_shot_exchange(double alpha_s, double beta_Bps, double ranks
   return 2 * ring_pass(alpha_s, beta_Bps, ranks, payload_bytes);
 }
 
-/// What encoding and decoding together may cost before a compressed exchange stops paying: T(M) − T(M/r). May be negative.
+/// What encoding and decoding together may cost before a compressed exchange stops paying: T(M) − T(M/r). May be
+/// negative.
 constexpr double codec_budget(double dense_s, double compressed_transfer_s) noexcept {
   return dense_s - compressed_transfer_s;
 }
@@ -60,8 +61,8 @@ struct LinearCost {
   }
 };
 
-/// The three collectives that exchanges are made of, for a given number of ranks; from a nominal link or from a fit. The
-/// vector of all_gather and all_to_all is the whole one: N times what one rank sends or receives from each peer.
+/// The three collectives that exchanges are made of, for a given number of ranks; from a nominal link or from a fit.
+/// The vector of all_gather and all_to_all is the whole one: N times what one rank sends or receives from each peer.
 struct LinkModel {
   LinearCost all_reduce, all_gather, all_to_all;
   uint32_t ranks = 0;
@@ -78,16 +79,21 @@ constexpr LinkModel link_model(Link link, uint32_t ranks) noexcept {
   return {{2 * pass.fixed_s, 2 * pass.per_byte_s}, pass, pass, ranks};
 }
 
-/// Transfer time of one exchange whose payload is `payload_bytes` per rank for the whole vector; for dense, the gradient's
-/// bytes over all_reduce. NaN where the exchange is not priced (hierarchical needs two links) or the model is unusable.
+/// Transfer time of one exchange whose payload is `payload_bytes` per rank for the whole vector; for dense, the
+/// gradient's bytes over all_reduce. NaN where the exchange is not priced (hierarchical needs two links) or the model
+/// is unusable.
 inline double exchange_cost(Exchange exchange, const LinkModel& link, double payload_bytes) noexcept {
   if (!link.usable()) return std::numeric_limits<double>::quiet_NaN();
   if (link.ranks == 1) return 0;
   switch (exchange) {
-    case Exchange::all_reduce: return link.all_reduce(payload_bytes);
-    case Exchange::two_shot: return link.all_to_all(payload_bytes) + link.all_gather(payload_bytes);
-    case Exchange::all_gather: return link.all_gather(link.ranks * payload_bytes);
-    case Exchange::hierarchical: break;
+    case Exchange::all_reduce:
+      return link.all_reduce(payload_bytes);
+    case Exchange::two_shot:
+      return link.all_to_all(payload_bytes) + link.all_gather(payload_bytes);
+    case Exchange::all_gather:
+      return link.all_gather(link.ranks * payload_bytes);
+    case Exchange::hierarchical:
+      break;
   }
   return std::numeric_limits<double>::quiet_NaN();
 }

@@ -1,4 +1,5 @@
-// Robust running estimates: medians of a short window, with the first calls discarded and unusable samples counted, not used.
+// Robust running estimates: medians of a short window, with the first calls discarded and unusable samples counted, not
+// used.
 #pragma once
 
 #include <algorithm>
@@ -13,14 +14,15 @@ namespace gradgate::gate {
 /// A usable duration: finite and positive. Zero is a clock that did not tick.
 inline bool usable_seconds(double seconds) noexcept { return std::isfinite(seconds) && seconds > 0; }
 
-/// Median of the values that are not NaN, reordering them; the mean of the middle two when their number is even. NaN when
-/// there is none.
+/// Median of the values that are not NaN, reordering them; the mean of the middle two when their number is even. NaN
+/// when there is none.
 inline double median_in_place(std::span<double> values) noexcept {
   const auto end = std::remove_if(values.begin(), values.end(), [](double v) { return std::isnan(v); });
   const size_t n = static_cast<size_t>(end - values.begin());
   if (n == 0) return std::numeric_limits<double>::quiet_NaN();
-  std::sort(values.begin(), end);
-  return n % 2 == 1 ? values[n / 2] : values[n / 2 - 1] / 2 + values[n / 2] / 2;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(n / 2);
+  std::nth_element(values.begin(), middle, end);
+  return n % 2 == 1 ? *middle : *std::max_element(values.begin(), middle) / 2 + *middle / 2;
 }
 
 /// Median of the last `window` samples after the first `discard`. Fixed size, trivially copyable.
@@ -67,8 +69,8 @@ class RunningMedian {
   uint32_t window_ = 8, discard_ = 0, discarded_ = 0, padding_ = 0;
 };
 
-/// The last `window` values of a series that every rank extends at the same steps, so that entries can be compared between
-/// ranks one by one. NaN marks a value that is missing on this rank.
+/// The last `window` values of a series that every rank extends at the same steps, so that entries can be compared
+/// between ranks one by one. NaN marks a value that is missing on this rank.
 class AlignedWindow {
  public:
   void push(double value, uint32_t window) noexcept { values_[count_++ % window] = value; }

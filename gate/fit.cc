@@ -18,8 +18,8 @@ struct Weighted {
   double max_error;
 };
 
-// Least squares of (a + b·M − T)/T without point `skip`, on the quadrant a, b >= 0: the free minimum when it lies inside,
-// else the better of the two edges (the objective is convex, so the minimum is on an edge then).
+// Least squares of (a + b·M − T)/T without point `skip`, on the quadrant a, b >= 0: the free minimum when it lies
+// inside, else the better of the two edges (the objective is convex, so the minimum is on an edge then).
 Weighted solve(std::span<const FitPoint> points, int skip) noexcept {
   double sw = 0, sm = 0, smm = 0, st = 0, smt = 0, scale = 0;
   for (const FitPoint& p : points) scale = std::fmax(scale, p.bytes);

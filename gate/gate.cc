@@ -44,10 +44,10 @@ struct Gate::Impl {
   LinkModel link;
   LogSink sink;
   LocalCounters local;
-  std::vector<CodecEstimate> codecs;      // bucket × candidates
-  std::vector<AlignedWindow> transfers;   // bucket × (1 + candidates)
-  std::vector<double> step_times;         // ring by step
-  std::vector<double> pending_transfer;   // bucket: of the current step, NaN until it is recorded
+  std::vector<CodecEstimate> codecs;     // bucket × candidates
+  std::vector<AlignedWindow> transfers;  // bucket × (1 + candidates)
+  std::vector<double> step_times;        // ring by step
+  std::vector<double> pending_transfer;  // bucket: of the current step, NaN until it is recorded
 
   CodecEstimate& codec(size_t bucket, int candidate) noexcept {
     return codecs[bucket * shape.candidate_count() + candidate - 1];
@@ -55,7 +55,9 @@ struct Gate::Impl {
   AlignedWindow& transfer(size_t bucket, int candidate) noexcept {
     return transfers[bucket * (shape.candidate_count() + 1) + candidate];
   }
-  const CodecEstimate& codec(size_t bucket, int candidate) const noexcept { return const_cast<Impl*>(this)->codec(bucket, candidate); }
+  const CodecEstimate& codec(size_t bucket, int candidate) const noexcept {
+    return const_cast<Impl*>(this)->codec(bucket, candidate);
+  }
   const AlignedWindow& transfer(size_t bucket, int candidate) const noexcept {
     return const_cast<Impl*>(this)->transfer(bucket, candidate);
   }
@@ -78,9 +80,10 @@ Gate::~Gate() = default;
 Gate::Gate(Gate&&) noexcept = default;
 Gate& Gate::operator=(Gate&&) noexcept = default;
 
-Status Gate::create(const GateConfig& config, std::span<const CandidateInfo> candidates, std::span<const BucketInfo> buckets,
-                    Gate* out) noexcept {
-  if (out == nullptr || !valid_config(config) || !valid_inputs(candidates, buckets)) return StatusCode::invalid_argument;
+Status Gate::create(const GateConfig& config, std::span<const CandidateInfo> candidates,
+                    std::span<const BucketInfo> buckets, Gate* out) noexcept {
+  if (out == nullptr || !valid_config(config) || !valid_inputs(candidates, buckets))
+    return StatusCode::invalid_argument;
   try {
     auto impl = std::make_unique<Impl>();
     impl->shape.config = config;
@@ -175,9 +178,13 @@ void Gate::end_step(double step_s) noexcept {
   ++g.local.step;
 }
 
-bool Gate::agreement_due() const noexcept { return impl_ != nullptr && impl_->local.step >= impl_->state.next_agreement; }
+bool Gate::agreement_due() const noexcept {
+  return impl_ != nullptr && impl_->local.step >= impl_->state.next_agreement;
+}
 
-size_t Gate::report_size() const noexcept { return impl_ == nullptr ? 0 : report_layout(impl_->shape, impl_->state).size(); }
+size_t Gate::report_size() const noexcept {
+  return impl_ == nullptr ? 0 : report_layout(impl_->shape, impl_->state).size();
+}
 
 size_t Gate::message_size() const noexcept { return impl_ == nullptr ? 0 : impl_->shape.message_size; }
 
@@ -185,7 +192,8 @@ Status Gate::write_report(std::span<double> out) const noexcept {
   if (impl_ == nullptr) return StatusCode::bad_state;
   const Impl& g = *impl_;
   const ReportLayout layout = report_layout(g.shape, g.state);
-  if (out.size() < layout.size()) return Status(StatusCode::payload_too_small, static_cast<int64_t>(layout.size() * sizeof(double)));
+  if (out.size() < layout.size())
+    return Status(StatusCode::payload_too_small, static_cast<int64_t>(layout.size() * sizeof(double)));
   out[ReportLayout::kStep] = static_cast<double>(g.local.step);
   out[ReportLayout::kEpoch] = static_cast<double>(g.state.epoch);
   out[ReportLayout::kHash] = g.shape.hash;
@@ -270,8 +278,12 @@ bool Gate::settled() const noexcept {
   return impl_ == nullptr || impl_->state.phase == Phase::hold || impl_->state.phase == Phase::fixed ||
          (impl_->state.phase == Phase::observe && impl_->state.next_agreement == kNever);
 }
-const char* Gate::phase_name() const noexcept { return phase_text(impl_ == nullptr ? Phase::fixed : impl_->state.phase); }
-int Gate::running(size_t bucket) const noexcept { return bucket < bucket_count() ? impl_->state.buckets[bucket].running : 0; }
+const char* Gate::phase_name() const noexcept {
+  return phase_text(impl_ == nullptr ? Phase::fixed : impl_->state.phase);
+}
+int Gate::running(size_t bucket) const noexcept {
+  return bucket < bucket_count() ? impl_->state.buckets[bucket].running : 0;
+}
 Decision Gate::decision(size_t bucket) const noexcept {
   return bucket < bucket_count() ? impl_->state.buckets[bucket].decision : Decision{};
 }
@@ -298,7 +310,8 @@ Message Gate::explain(size_t bucket) const noexcept {
   const char* names[1 + kMaxCandidates] = {"dense"};
   Exchange exchanges[1 + kMaxCandidates] = {Exchange::all_reduce};
   const size_t n = g.shape.candidate_count();
-  for (size_t i = 0; i < n; ++i) names[i + 1] = g.shape.candidates[i].name, exchanges[i + 1] = g.shape.candidates[i].exchange;
+  for (size_t i = 0; i < n; ++i)
+    names[i + 1] = g.shape.candidates[i].name, exchanges[i + 1] = g.shape.candidates[i].exchange;
   const BucketState& b = g.state.buckets[bucket];
   const bool verified = b.running != 0 && b.running == b.decision.chosen && g.shape.config.mode == Mode::automatic;
   return gate::explain(g.state.applies_at, bucket, g.shape.buckets[bucket].dense_bytes, b.decision, {names, n + 1},
@@ -310,7 +323,11 @@ Message Gate::explain_plan() const noexcept {
   if (impl_ == nullptr) return message;
   const PlanState& s = impl_->state;
   TextBuilder out(message.text, sizeof(message.text));
-  out.text("gradgate: step ").integer(static_cast<int64_t>(impl_->local.step)).text(" ").text(phase_text(s.phase)).text(": ");
+  out.text("gradgate: step ")
+      .integer(static_cast<int64_t>(impl_->local.step))
+      .text(" ")
+      .text(phase_text(s.phase))
+      .text(": ");
   int64_t running = 0, predicted = 0;
   for (const BucketState& b : s.buckets) running += b.running != 0, predicted += b.decision.chosen != 0;
   const bool observe = s.phase == Phase::observe;
@@ -353,7 +370,8 @@ Status Gate::save(Bytes out) const noexcept {
     static_assert(std::is_trivially_copyable_v<std::remove_cvref_t<decltype(v[0])>>);
     put(v.data(), v.size() * sizeof(v[0]));
   });
-  const uint64_t head[4] = {kStateMagic, total, static_cast<uint64_t>(g.shape.hash), checksum(out.data() + sizeof(head), total - sizeof(head))};
+  const uint64_t head[4] = {kStateMagic, total, static_cast<uint64_t>(g.shape.hash),
+                            checksum(out.data() + sizeof(head), total - sizeof(head))};
   std::memcpy(out.data(), head, sizeof(head));
   return {};
 }

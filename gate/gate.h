@@ -1,7 +1,8 @@
 // The gate: which buckets are compressed, with what, from measured times. A pure state machine: it receives numbers and
 // returns plans; it has no clock, no codec, no communicator and no thread. plan(), record() and end_step() are O(1) and
-// allocate nothing. Every rank holds one Gate built from equal configuration. What a rank does next depends only on step
-// numbers and on the messages of rank 0, never on its own clock, so that all ranks always run the same collectives.
+// allocate nothing. Every rank holds one Gate built from equal configuration. What a rank does next depends only on
+// step numbers and on the messages of rank 0, never on its own clock, so that all ranks always run the same
+// collectives.
 //
 // One training step, on every rank:
 //
@@ -44,23 +45,23 @@ inline constexpr int kMaxWindow = 16;     ///< samples of a running median
 struct GateConfig {
   Mode mode = Mode::automatic;
   uint32_t ranks = 1;
-  double min_bytes = 0;          ///< buckets of fewer gradient bytes stay dense
-  uint32_t shadow_samples = 3;   ///< counted shadow calls per bucket and candidate in one measuring phase
-  uint32_t startup_max = 20;     ///< steps of a measuring phase, at most
-  uint32_t startup_min = 10;     ///< and at least (dense transfers want samples too)
-  uint32_t discard = 2;          ///< first calls of a series, and first steps of a verification window, not counted
-  uint32_t window = 8;           ///< samples of a running median, 1 … kMaxWindow
-  uint32_t verify_window = 8;    ///< steps of one ABBA window; at least discard + 1
-  uint32_t verify_rounds = 2;    ///< ABBA rounds before a measurement is called undecided
-  double significance = 0.05;    ///< two-sided sign test
-  double min_gain = 0.005;       ///< share of the step that a verified gain or loss must reach
-  uint32_t agree_every = 32;     ///< steps between agreements in hold
-  uint32_t hold_first = 64;      ///< first hold; doubles every time
+  double min_bytes = 0;         ///< buckets of fewer gradient bytes stay dense
+  uint32_t shadow_samples = 3;  ///< counted shadow calls per bucket and candidate in one measuring phase
+  uint32_t startup_max = 20;    ///< steps of a measuring phase, at most
+  uint32_t startup_min = 10;    ///< and at least (dense transfers want samples too)
+  uint32_t discard = 2;         ///< first calls of a series, and first steps of a verification window, not counted
+  uint32_t window = 8;          ///< samples of a running median, 1 … kMaxWindow
+  uint32_t verify_window = 8;   ///< steps of one ABBA window; at least discard + 1
+  uint32_t verify_rounds = 2;   ///< ABBA rounds before a measurement is called undecided
+  double significance = 0.05;   ///< two-sided sign test
+  double min_gain = 0.005;      ///< share of the step that a verified gain or loss must reach
+  uint32_t agree_every = 32;    ///< steps between agreements in hold
+  uint32_t hold_first = 64;     ///< first hold; doubles every time
   uint32_t hold_max = 8192;
-  double drift = 0.25;           ///< a median step time off by more is a drift
-  double token_fraction = 0.005; ///< share of step time that measuring after start-up may cost
-  uint32_t losing_windows = 3;   ///< agreement windows of negative saving in a row that shut the gate
-  uint32_t observe_after = 100;  ///< steps before the verdict of Mode::observe
+  double drift = 0.25;            ///< a median step time off by more is a drift
+  double token_fraction = 0.005;  ///< share of step time that measuring after start-up may cost
+  uint32_t losing_windows = 3;    ///< agreement windows of negative saving in a row that shut the gate
+  uint32_t observe_after = 100;   ///< steps before the verdict of Mode::observe
 };
 
 /// One codec and the exchange that carries it. Candidates are numbered from 1 in the order given; 0 is dense.
@@ -93,8 +94,8 @@ struct StepPlan {
 /// One measurement of one bucket. Seconds from a steady clock.
 struct Sample {
   uint8_t candidate = 0;  ///< 0 for dense, probe and flush
-  /// All encoding, all collectives, all decoding (decode-sum included) of this rank in one exchange. A shadow call: the same
-  /// codec work without the collectives. Dense: transfer_s.
+  /// All encoding, all collectives, all decoding (decode-sum included) of this rank in one exchange. A shadow call: the
+  /// same codec work without the collectives. Dense: transfer_s.
   double encode_s = 0, transfer_s = 0, decode_s = 0;
   bool shadow = false;
   bool ok = true;  ///< false: the call failed; its times are not used, and a failed exchange closes the candidate
@@ -102,14 +103,14 @@ struct Sample {
 
 /// What the gate has done so far; all values agreed between ranks but the counters marked local.
 struct GateTotals {
-  uint64_t steps = 0;            ///< steps seen
-  uint64_t compressed_steps = 0; ///< local: steps with at least one compressed bucket
-  double shadow_s = 0;           ///< local: seconds spent in shadow calls, start-up included
-  double startup_shadow_s = 0;   ///< of these, before the first hold; MAX over ranks
-  uint64_t rejected_samples = 0; ///< local: failed, zero, negative or non-finite
-  double saved_s = 0;            ///< cumulative saving against dense in holds and verifications
+  uint64_t steps = 0;             ///< steps seen
+  uint64_t compressed_steps = 0;  ///< local: steps with at least one compressed bucket
+  double shadow_s = 0;            ///< local: seconds spent in shadow calls, start-up included
+  double startup_shadow_s = 0;    ///< of these, before the first hold; MAX over ranks
+  uint64_t rejected_samples = 0;  ///< local: failed, zero, negative or non-finite
+  double saved_s = 0;             ///< cumulative saving against dense in holds and verifications
   double dense_step_s = kMissing, plan_step_s = kMissing;  ///< verified medians of the step
-  double tokens_s = 0;           ///< measuring time left; may be negative by one overdrawn check
+  double tokens_s = 0;  ///< measuring time left; may be negative by one overdrawn check
 };
 
 class Gate {
@@ -119,13 +120,14 @@ class Gate {
   Gate(Gate&&) noexcept;
   Gate& operator=(Gate&&) noexcept;
 
-  /// Allocates everything the gate will need. invalid_argument: no ranks, more than kMaxCandidates candidates, a negative or
-  /// non-finite size, or a configuration value outside its range; out_of_memory. No candidates, or one rank: dense.
+  /// Allocates everything the gate will need. invalid_argument: no ranks, more than kMaxCandidates candidates, a
+  /// negative or non-finite size, or a configuration value outside its range; out_of_memory. No candidates, or one
+  /// rank: dense.
   static Status create(const GateConfig& config, std::span<const CandidateInfo> candidates,
                        std::span<const BucketInfo> buckets, Gate* out) noexcept;
 
-  /// Times of the collectives, from a profile or from probing (gate/fit.h). Used on rank 0 only; without one (or with an
-  /// unusable one) the gate stays dense and says no_link_model. May be called again at any time.
+  /// Times of the collectives, from a profile or from probing (gate/fit.h). Used on rank 0 only; without one (or with
+  /// an unusable one) the gate stays dense and says no_link_model. May be called again at any time.
   void set_link(const LinkModel& link) noexcept;
   /// Log lines are equal on all ranks; a session usually writes them on rank 0 only.
   void set_log(LogSink sink) noexcept;
@@ -134,8 +136,8 @@ class Gate {
   StepPlan plan(size_t bucket) const noexcept;
   /// Notes one measurement; bad ones are counted and dropped.
   void record(size_t bucket, const Sample& sample) noexcept;
-  /// Ends the current step. `step_s` is the time since the last bucket of the previous step completed; NaN when there is
-  /// none (first step, or a pause between the two).
+  /// Ends the current step. `step_s` is the time since the last bucket of the previous step completed; NaN when there
+  /// is none (first step, or a pause between the two).
   void end_step(double step_s) noexcept;
 
   /// True after the end_step() that ends an agreement window: the same steps on every rank. Stays true until apply().
@@ -145,18 +147,19 @@ class Gate {
   size_t message_size() const noexcept;
   /// Writes report_size() doubles. payload_too_small when `out` is shorter.
   Status write_report(std::span<double> out) const noexcept;
-  /// Rank 0: `reports` are ranks × report_size() doubles in rank order. Always writes message_size() doubles that may be
-  /// broadcast: when the reports contradict each other the message carries the error, and apply() returns peer_mismatch on
-  /// every rank. Changes nothing in this gate.
+  /// Rank 0: `reports` are ranks × report_size() doubles in rank order. Always writes message_size() doubles that may
+  /// be broadcast: when the reports contradict each other the message carries the error, and apply() returns
+  /// peer_mismatch on every rank. Changes nothing in this gate.
   Status decide(std::span<const double> reports, std::span<double> message) const noexcept;
-  /// Every rank, rank 0 included: takes the message over and writes the log. bad_payload: not a message for this step; the
-  /// gate is unchanged.
+  /// Every rank, rank 0 included: takes the message over and writes the log. bad_payload: not a message for this step;
+  /// the gate is unchanged.
   Status apply(std::span<const double> message) noexcept;
 
   uint64_t step() const noexcept;  ///< number of completed steps = number of the current step
   size_t bucket_count() const noexcept;
   Mode mode() const noexcept;
-  /// True in the phase "hold" (the state that a run settles into), false in start-up and verification; true for on and off.
+  /// True in the phase "hold" (the state that a run settles into), false in start-up and verification; true for on and
+  /// off.
   bool settled() const noexcept;
   /// "startup", "measure", "verify", "hold", "observe", "fixed".
   const char* phase_name() const noexcept;
@@ -171,8 +174,9 @@ class Gate {
   /// One line about the whole plan: phase, measured step times, saving so far, tolerable step inflation.
   Message explain_plan() const noexcept;
 
-  /// Exact state: a gate of equal configuration continues as if nothing had happened. save(): payload_too_small. load():
-  /// bad_payload for damaged bytes, peer_mismatch for those of another configuration, rank count or layout; then unchanged.
+  /// Exact state: a gate of equal configuration continues as if nothing had happened. save(): payload_too_small.
+  /// load(): bad_payload for damaged bytes, peer_mismatch for those of another configuration, rank count or layout;
+  /// then unchanged.
   size_t state_bytes() const noexcept;
   Status save(Bytes out) const noexcept;
   Status load(ConstBytes in) noexcept;

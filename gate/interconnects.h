@@ -1,5 +1,6 @@
-// Named interconnects with nominal numbers: data-sheet bandwidth of one rank in one direction, and a start-up latency of the
-// size commonly reported. They describe what a link is called, not what yours does: measured bandwidth is often half of it.
+// Named interconnects with nominal numbers: data-sheet bandwidth of one rank in one direction, and a start-up latency
+// of the size commonly reported. They describe what a link is called, not what yours does: measured bandwidth is often
+// half of it.
 #pragma once
 
 #include <cstddef>

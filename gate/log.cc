@@ -131,7 +131,9 @@ void log_link(const LogSink& sink, std::string_view source, const LinkModel& lin
   for (int i = 0; i < kProbeCollectives; ++i) {
     JsonLine record("link");
     record.string("source", source).string("collective", kNames[i]).integer("ranks", link.ranks);
-    record.boolean("usable", link.usable()).number("fixed_s", lines[i].fixed_s).number("per_byte_s", lines[i].per_byte_s);
+    record.boolean("usable", link.usable())
+        .number("fixed_s", lines[i].fixed_s)
+        .number("per_byte_s", lines[i].per_byte_s);
     record.number("max_error", fits != nullptr ? fits[i].max_error : std::nan(""));
     record.integer("dropped", fits != nullptr ? fits[i].dropped : -1);
     record.write(sink);

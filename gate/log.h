@@ -1,5 +1,5 @@
-// Text without surprises: a bounded builder whose numbers never depend on the locale, and the sink that log lines go to. The
-// records themselves are described field by field in docs/gate.md.
+// Text without surprises: a bounded builder whose numbers never depend on the locale, and the sink that log lines go
+// to. The records themselves are described field by field in docs/gate.md.
 #pragma once
 
 #include <cstddef>
@@ -72,8 +72,8 @@ class JsonLine {
 /// Version of the record schema ("v").
 inline constexpr int kLogVersion = 1;
 
-/// Records a link model: "source" (a profile's or interconnect's name, or "probe"), and per collective the line; `fits`, when
-/// given, are the three fits it came from (errors and dropped points).
+/// Records a link model: "source" (a profile's or interconnect's name, or "probe"), and per collective the line;
+/// `fits`, when given, are the three fits it came from (errors and dropped points).
 void log_link(const LogSink& sink, std::string_view source, const LinkModel& link, const Fit* fits) noexcept;
 
 }  // namespace gradgate::gate

@@ -43,48 +43,80 @@ void log_start(const GateShape& shape, const PlanState& s, uint64_t step, const 
   if (sink.write == nullptr) return;
   JsonLine line("start");
   line.integer("step", static_cast<int64_t>(step)).integer("epoch", static_cast<int64_t>(s.epoch));
-  line.string("mode", mode_name(shape.config.mode)).integer("ranks", shape.config.ranks).string("phase", phase_text(s.phase));
+  line.string("mode", mode_name(shape.config.mode))
+      .integer("ranks", shape.config.ranks)
+      .string("phase", phase_text(s.phase));
   line.integer("buckets", static_cast<int64_t>(shape.buckets.size()));
   double bytes = 0;
   for (const BucketInfo& b : shape.buckets) bytes += b.dense_bytes;
   line.number("dense_bytes", bytes).open_array("candidates");
   for (const CandidateInfo& c : shape.candidates) line.item(c.name);
-  line.close_array().string("why", s.buckets.empty() ? "no_candidate" : why_name(s.buckets[0].decision.why)).write(sink);
+  line.close_array()
+      .string("why", s.buckets.empty() ? "no_candidate" : why_name(s.buckets[0].decision.why))
+      .write(sink);
 }
 
 void log_events(const GateShape& shape, const PlanState& s, const LogSink& sink) noexcept {
   if (sink.write == nullptr) return;
   if (s.events & kEventStartup) {
-    record("startup", s).integer("steps", s.window_steps).number("median_step_s", s.step_s)
-        .number("shadow_s", s.startup_shadow_s).write(sink);
+    record("startup", s)
+        .integer("steps", s.window_steps)
+        .number("median_step_s", s.step_s)
+        .number("shadow_s", s.startup_shadow_s)
+        .write(sink);
   }
   if (s.events & kEventFailure) {
     record("failure", s).integer("failed_calls", s.failed_calls).write(sink);
   }
   if (s.events & kEventVerify) {
-    record("verify", s).string("what", s.test_challenge ? "challenge" : "recheck").string("verdict", verdict_name(s.verdict))
-        .number("plan_step_s", s.test_plan_s).number("base_step_s", s.test_base_s).number("median_gain_s", s.median_gain_s)
-        .integer("pairs", s.pairs).integer("wins", s.wins).integer("losses", s.losses).number("p", s.p)
+    record("verify", s)
+        .string("what", s.test_challenge ? "challenge" : "recheck")
+        .string("verdict", verdict_name(s.verdict))
+        .number("plan_step_s", s.test_plan_s)
+        .number("base_step_s", s.test_base_s)
+        .number("median_gain_s", s.median_gain_s)
+        .integer("pairs", s.pairs)
+        .integer("wins", s.wins)
+        .integer("losses", s.losses)
+        .number("p", s.p)
         .number("speedup", ratio(s.test_base_s, s.test_plan_s))
-        .number("tolerable_inflation", ratio(s.test_base_s, s.test_plan_s) - 1).number("cost_s", s.check_cost_s)
-        .number("saved_s", s.saved_s).write(sink);
+        .number("tolerable_inflation", ratio(s.test_base_s, s.test_plan_s) - 1)
+        .number("cost_s", s.check_cost_s)
+        .number("saved_s", s.saved_s)
+        .write(sink);
   }
   if (s.events & kEventAccount) {
     const bool shut = s.shut_by == static_cast<uint8_t>(Why::lost_account);
-    record("account", s).integer("steps", s.window_steps).number("step_s", s.step_s).number("dense_step_s", s.dense_step_s)
-        .number("window_saved_s", s.window_saved_s).number("saved_s", s.saved_s).integer("losing_windows", s.losing)
-        .string("action", shut ? "shut" : s.deferred_drift_check ? "wait" : "recheck").write(sink);
+    record("account", s)
+        .integer("steps", s.window_steps)
+        .number("step_s", s.step_s)
+        .number("dense_step_s", s.dense_step_s)
+        .number("window_saved_s", s.window_saved_s)
+        .number("saved_s", s.saved_s)
+        .integer("losing_windows", s.losing)
+        .string("action", shut                     ? "shut"
+                          : s.deferred_drift_check ? "wait"
+                                                   : "recheck")
+        .write(sink);
   }
   if (s.events & kEventDrift) {
-    record("drift", s).number("from_s", s.drift_from_s).number("step_s", s.step_s).number("tokens_s", s.tokens_s)
-        .string("action", s.deferred_drift_check ? "wait" : phase_text(s.phase)).write(sink);
+    record("drift", s)
+        .number("from_s", s.drift_from_s)
+        .number("step_s", s.step_s)
+        .number("tokens_s", s.tokens_s)
+        .string("action", s.deferred_drift_check ? "wait" : phase_text(s.phase))
+        .write(sink);
   }
   if (s.events & kEventClose) {
     for (size_t i = 0; i < s.buckets.size(); ++i) {
       const BucketState& b = s.buckets[i];
       if (!b.closed_now) continue;
-      record("close", s).integer("bucket", static_cast<int64_t>(i)).string("candidate", candidate_name(shape, b.closed_candidate))
-          .string("why", why_name(b.barred_why)).boolean("flush", b.flush).write(sink);
+      record("close", s)
+          .integer("bucket", static_cast<int64_t>(i))
+          .string("candidate", candidate_name(shape, b.closed_candidate))
+          .string("why", why_name(b.barred_why))
+          .boolean("flush", b.flush)
+          .write(sink);
     }
   }
   if (s.events & kEventDefer) {
@@ -94,16 +126,25 @@ void log_events(const GateShape& shape, const PlanState& s, const LogSink& sink)
     for (size_t i = 0; i < s.buckets.size(); ++i) log_prediction(shape, s, i, sink);
   }
   if (s.events & kEventObserve) {
-    record("observe", s).string("label", "predicted").number("dense_step_s", s.dense_step_s).number("plan_step_s", s.plan_step_s)
+    record("observe", s)
+        .string("label", "predicted")
+        .number("dense_step_s", s.dense_step_s)
+        .number("plan_step_s", s.plan_step_s)
         .number("speedup", ratio(s.dense_step_s, s.plan_step_s))
-        .number("tolerable_inflation", ratio(s.dense_step_s, s.plan_step_s) - 1).number("shadow_s", s.startup_shadow_s)
+        .number("tolerable_inflation", ratio(s.dense_step_s, s.plan_step_s) - 1)
+        .number("shadow_s", s.startup_shadow_s)
         .write(sink);
   }
   if (s.events & kEventHold) {
-    record("hold", s).integer("steps", static_cast<int64_t>(s.phase_end - s.phase_start)).integer("open", open_buckets(s))
-        .integer("buckets", static_cast<int64_t>(s.buckets.size())).number("dense_step_s", s.dense_step_s)
-        .number("plan_step_s", open_buckets(s) > 0 ? s.plan_step_s : kMissing).number("saved_s", s.saved_s)
-        .number("tokens_s", s.tokens_s).write(sink);
+    record("hold", s)
+        .integer("steps", static_cast<int64_t>(s.phase_end - s.phase_start))
+        .integer("open", open_buckets(s))
+        .integer("buckets", static_cast<int64_t>(s.buckets.size()))
+        .number("dense_step_s", s.dense_step_s)
+        .number("plan_step_s", open_buckets(s) > 0 ? s.plan_step_s : kMissing)
+        .number("saved_s", s.saved_s)
+        .number("tokens_s", s.tokens_s)
+        .write(sink);
   }
 }
 

@@ -20,7 +20,8 @@ void visit_state(State& s, Visit&& visit) {
   visit(s.startup_shadow_s), visit(s.dense_step_s), visit(s.plan_step_s), visit(s.reference_step_s);
   visit(s.measure_cost_s), visit(s.events), visit(s.step_s), visit(s.window_saved_s), visit(s.shadow_s);
   visit(s.check_cost_s), visit(s.window_steps), visit(s.verdict), visit(s.pairs), visit(s.wins), visit(s.losses);
-  visit(s.p), visit(s.median_gain_s), visit(s.test_plan_s), visit(s.test_base_s), visit(s.drift_from_s), visit(s.test_challenge);
+  visit(s.p), visit(s.median_gain_s), visit(s.test_plan_s), visit(s.test_base_s), visit(s.drift_from_s),
+      visit(s.test_challenge);
   visit(s.deferred_drift_check), visit(s.failed_calls), visit(s.shut_by);
   for (auto& b : s.buckets) {
     visit(b.running), visit(b.plan), visit(b.flush), visit(b.closed_now), visit(b.closed_candidate), visit(b.barred);
@@ -32,9 +33,11 @@ void visit_state(State& s, Visit&& visit) {
 
 bool valid_state(const GateShape& shape, const PlanState& s) noexcept {
   const size_t candidates = shape.candidate_count();
-  bool ok = s.phase <= Phase::fixed && s.verdict <= Verdict::lose && s.next_agreement <= kNever && s.phase_end <= kNever &&
-            s.phase_start <= s.applies_at && s.last_agreement <= s.applies_at && s.rounds <= shape.config.verify_rounds;
-  ok = ok && (s.phase != Phase::verify || s.rounds >= 1) && s.shut_by < kWhyCount && s.hold_steps <= shape.config.hold_max;
+  bool ok = s.phase <= Phase::fixed && s.verdict <= Verdict::lose && s.next_agreement <= kNever &&
+            s.phase_end <= kNever && s.phase_start <= s.applies_at && s.last_agreement <= s.applies_at &&
+            s.rounds <= shape.config.verify_rounds;
+  ok = ok && (s.phase != Phase::verify || s.rounds >= 1) && s.shut_by < kWhyCount &&
+       s.hold_steps <= shape.config.hold_max;
   for (size_t i = 0; ok && i < s.buckets.size(); ++i) {
     const BucketState& b = s.buckets[i];
     ok = b.running <= candidates && b.plan <= candidates && b.closed_candidate <= candidates &&
@@ -49,41 +52,55 @@ bool valid_state(const GateShape& shape, const PlanState& s) noexcept {
 // Largest value of an integer field that a double from outside may turn into.
 template <class Field>
 constexpr double field_limit() {
-  if constexpr (std::is_same_v<Field, uint64_t>) return static_cast<double>(kNever);
-  else if constexpr (std::is_same_v<Field, bool>) return 1;
-  else if constexpr (sizeof(Field) == 1) return 255;
-  else if constexpr (std::is_signed_v<Field>) return 2147483647.0;
-  else return 4294967295.0;
+  if constexpr (std::is_same_v<Field, uint64_t>)
+    return static_cast<double>(kNever);
+  else if constexpr (std::is_same_v<Field, bool>)
+    return 1;
+  else if constexpr (sizeof(Field) == 1)
+    return 255;
+  else if constexpr (std::is_signed_v<Field>)
+    return 2147483647.0;
+  else
+    return 4294967295.0;
 }
 
 }  // namespace
 
 const char* mode_name(Mode mode) noexcept {
   switch (mode) {
-    case Mode::automatic: return "auto";
-    case Mode::on: return "on";
-    case Mode::off: return "off";
-    case Mode::observe: return "observe";
+    case Mode::automatic:
+      return "auto";
+    case Mode::on:
+      return "on";
+    case Mode::off:
+      return "off";
+    case Mode::observe:
+      return "observe";
   }
   return "?";
 }
 
 const char* action_name(Action action) noexcept {
   switch (action) {
-    case Action::dense: return "dense";
-    case Action::probe: return "probe";
-    case Action::flush: return "flush";
-    case Action::compress: return "compress";
+    case Action::dense:
+      return "dense";
+    case Action::probe:
+      return "probe";
+    case Action::flush:
+      return "flush";
+    case Action::compress:
+      return "compress";
   }
   return "?";
 }
 
 bool valid_config(const GateConfig& c) noexcept {
   const auto share = [](double v) { return v >= 0 && v <= 1; };
-  return c.mode <= Mode::observe && c.ranks >= 1 && std::isfinite(c.min_bytes) && c.min_bytes >= 0 && c.shadow_samples >= 1 &&
-         c.startup_max >= 4 && c.startup_max <= 10000 && c.startup_min >= 1 && c.startup_min <= c.startup_max &&
-         c.shadow_samples <= 1000 && c.window >= 1 && c.window <= kMaxWindow && c.discard <= 1000 &&
-         c.verify_window > c.discard && c.verify_window <= 10000 && c.verify_rounds >= 1 && c.verify_rounds <= 16 &&
+  return c.mode <= Mode::observe && c.ranks >= 1 && std::isfinite(c.min_bytes) && c.min_bytes >= 0 &&
+         c.shadow_samples >= 1 && c.startup_max >= 4 && c.startup_max <= 10000 && c.startup_min >= 1 &&
+         c.startup_min <= c.startup_max && c.shadow_samples <= 1000 && c.window >= 1 && c.window <= kMaxWindow &&
+         c.discard <= 1000 && c.verify_window > c.discard && c.verify_window <= 10000 && c.verify_rounds >= 1 &&
+         c.verify_rounds <= 16 &&
          // Six pairs that all point one way are the fewest that p < 0.05 can accept.
          2 * (c.verify_window - c.discard) * c.verify_rounds >= 6 && share(c.significance) && share(c.min_gain) &&
          c.agree_every >= 1 && c.agree_every <= 1000000 && c.hold_first >= 1 && c.hold_max >= c.hold_first &&
@@ -94,7 +111,9 @@ bool valid_config(const GateConfig& c) noexcept {
 bool valid_inputs(std::span<const CandidateInfo> candidates, std::span<const BucketInfo> buckets) noexcept {
   if (candidates.size() > static_cast<size_t>(kMaxCandidates)) return false;
   for (const CandidateInfo& c : candidates) {
-    if (c.name[0] == '\0' || std::memchr(c.name, '\0', sizeof(c.name)) == nullptr || c.exchange > Exchange::hierarchical) return false;
+    if (c.name[0] == '\0' || std::memchr(c.name, '\0', sizeof(c.name)) == nullptr ||
+        c.exchange > Exchange::hierarchical)
+      return false;
   }
   const auto size = [](double v) { return std::isfinite(v) && v >= 0; };
   for (const BucketInfo& b : buckets) {
@@ -105,12 +124,18 @@ bool valid_inputs(std::span<const CandidateInfo> candidates, std::span<const Buc
 
 const char* phase_text(Phase phase) noexcept {
   switch (phase) {
-    case Phase::startup: return "startup";
-    case Phase::measure: return "measure";
-    case Phase::verify: return "verify";
-    case Phase::hold: return "hold";
-    case Phase::observe: return "observe";
-    case Phase::fixed: return "fixed";
+    case Phase::startup:
+      return "startup";
+    case Phase::measure:
+      return "measure";
+    case Phase::verify:
+      return "verify";
+    case Phase::hold:
+      return "hold";
+    case Phase::observe:
+      return "observe";
+    case Phase::fixed:
+      return "fixed";
   }
   return "?";
 }
@@ -126,7 +151,8 @@ uint32_t GateShape::measure_steps() const noexcept {
 }
 
 size_t GateShape::step_capacity() const noexcept {
-  return std::max<size_t>({config.agree_every, size_t{4} * config.verify_window * config.verify_rounds, config.startup_max});
+  return std::max<size_t>(
+      {config.agree_every, size_t{4} * config.verify_window * config.verify_rounds, config.startup_max});
 }
 
 double hash_shape(const GateShape& shape) noexcept {
@@ -136,10 +162,11 @@ double hash_shape(const GateShape& shape) noexcept {
   };
   const auto number = [&](double v) { bytes(&v, sizeof(v)); };
   const GateConfig& c = shape.config;
-  for (const double v : {double(c.mode), double(c.ranks), c.min_bytes, double(c.shadow_samples), double(c.startup_max),
-                         double(c.startup_min), double(c.discard), double(c.window), double(c.verify_window),
-                         double(c.verify_rounds), c.significance, c.min_gain, double(c.agree_every), double(c.hold_first),
-                         double(c.hold_max), c.drift, c.token_fraction, double(c.losing_windows), double(c.observe_after)}) {
+  for (const double v :
+       {double(c.mode), double(c.ranks), c.min_bytes, double(c.shadow_samples), double(c.startup_max),
+        double(c.startup_min), double(c.discard), double(c.window), double(c.verify_window), double(c.verify_rounds),
+        c.significance, c.min_gain, double(c.agree_every), double(c.hold_first), double(c.hold_max), c.drift,
+        c.token_fraction, double(c.losing_windows), double(c.observe_after)}) {
     number(v);
   }
   for (const CandidateInfo& candidate : shape.candidates) {
@@ -160,13 +187,14 @@ PlanState initial_state(const GateShape& shape) {
   bool any_offered = false;
   for (size_t b = 0; b < shape.buckets.size(); ++b) {
     BucketState& bucket = s.buckets[b];
-    for (size_t i = 1; i <= shape.candidate_count(); ++i) any_offered = any_offered || shape.offered(b, static_cast<int>(i));
-    bucket.decision.why = c.ranks <= 1                                            ? Why::single_rank
-                          : c.mode == Mode::off                                   ? Why::mode_off
-                          : shape.buckets[b].dense_bytes == 0                     ? Why::empty_bucket
-                          : shape.buckets[b].dense_bytes < c.min_bytes            ? Why::below_min_bytes
-                          : shape.candidates.empty()                              ? Why::no_candidate
-                                                                                  : Why::starting;
+    for (size_t i = 1; i <= shape.candidate_count(); ++i)
+      any_offered = any_offered || shape.offered(b, static_cast<int>(i));
+    bucket.decision.why = c.ranks <= 1                                 ? Why::single_rank
+                          : c.mode == Mode::off                        ? Why::mode_off
+                          : shape.buckets[b].dense_bytes == 0          ? Why::empty_bucket
+                          : shape.buckets[b].dense_bytes < c.min_bytes ? Why::below_min_bytes
+                          : shape.candidates.empty()                   ? Why::no_candidate
+                                                                       : Why::starting;
     if (c.mode == Mode::on && bucket.decision.why == Why::starting) {
       const bool open = shape.offered(b, 1);
       bucket.running = bucket.plan = open ? 1 : 0;

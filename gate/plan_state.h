@@ -1,5 +1,6 @@
-// What all ranks agree on: the replicated part of the gate. A message of rank 0 carries the whole next state, so after apply()
-// every rank holds the same one, whatever it measured. The planner (planner.cc) computes it from the old state and the reports.
+// What all ranks agree on: the replicated part of the gate. A message of rank 0 carries the whole next state, so after
+// apply() every rank holds the same one, whatever it measured. The planner (planner.cc) computes it from the old state
+// and the reports.
 #pragma once
 
 #include <cstddef>
@@ -45,7 +46,7 @@ struct BucketState {
   bool flush = false;       ///< sends gradient + residual in the step at which the message applies
   bool closed_now = false;  ///< closed by this agreement (for the log)
   uint8_t closed_candidate = 0;
-  uint32_t barred = 0;      ///< bit c − 1: candidate c is closed for good
+  uint32_t barred = 0;  ///< bit c − 1: candidate c is closed for good
   Why barred_why = Why::starting;
   double running_transfer_s = kMissing;  ///< last agreed transfer time of `running`
   Decision decision;
@@ -61,7 +62,7 @@ struct PlanState {
   bool challenge = false;   ///< verification of a new plan against `running`; else of `running` against dense
   bool bring_up = true;     ///< before the first hold: its cost is start-up cost, not charged to the tokens
   bool drift_deferred = false;
-  uint32_t losing = 0;      ///< agreement windows of negative saving in a row
+  uint32_t losing = 0;  ///< agreement windows of negative saving in a row
   double tokens_s = 0, saved_s = 0, startup_shadow_s = 0;
   double dense_step_s = kMissing, plan_step_s = kMissing;  ///< verified medians
   double reference_step_s = kMissing;                      ///< what a drift is measured against
@@ -125,7 +126,8 @@ void write_error_message(const GateShape& shape, Status error, std::span<double>
 /// `*error` receives the status that rank 0 put into the message; `*state` is written only when both are ok.
 Status read_message(const GateShape& shape, std::span<const double> in, PlanState* state, Status* error);
 
-/// Rank 0: the next state from all ranks' reports (ranks × layout.size()). peer_mismatch when they contradict each other.
+/// Rank 0: the next state from all ranks' reports (ranks × layout.size()). peer_mismatch when they contradict each
+/// other.
 Status advance(const GateShape& shape, const PlanState& state, const LinkModel& link, uint64_t step,
                std::span<const double> reports, PlanState* next);
 

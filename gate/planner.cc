@@ -10,14 +10,21 @@ namespace gradgate::gate {
 namespace {
 
 constexpr double kNan = kMissing;
-/// The model is scaled by measured over modelled dense time, within this factor either way: a probe on an idle link and a
-/// collective in a busy step differ, and both sides of the inequality should be priced under the same load.
+/// The model is scaled by measured over modelled dense time, within this factor either way: a probe on an idle link and
+/// a collective in a busy step differ, and both sides of the inequality should be priced under the same load.
 constexpr double kMaxLoadFactor = 2;
 
 class Planner {
  public:
-  Planner(const GateShape& shape, const PlanState& state, const LinkModel& link, uint64_t step, Agreed agreed, PlanState* next)
-      : shape_(shape), config_(shape.config), state_(state), link_(link), step_(step), agreed_(std::move(agreed)), next_(*next) {}
+  Planner(const GateShape& shape, const PlanState& state, const LinkModel& link, uint64_t step, Agreed agreed,
+          PlanState* next)
+      : shape_(shape),
+        config_(shape.config),
+        state_(state),
+        link_(link),
+        step_(step),
+        agreed_(std::move(agreed)),
+        next_(*next) {}
 
   void run() {
     begin();
@@ -26,11 +33,20 @@ class Planner {
     } else {
       switch (state_.phase) {
         case Phase::startup:
-        case Phase::measure: on_measured(); break;
-        case Phase::verify: on_verified(); break;
-        case Phase::hold: on_hold(); break;
-        case Phase::observe: on_observe(); break;
-        case Phase::fixed: break;
+        case Phase::measure:
+          on_measured();
+          break;
+        case Phase::verify:
+          on_verified();
+          break;
+        case Phase::hold:
+          on_hold();
+          break;
+        case Phase::observe:
+          on_observe();
+          break;
+        case Phase::fixed:
+          break;
       }
     }
     finish();
@@ -114,8 +130,8 @@ class Planner {
 
   void on_verified() {
     const uint32_t window = config_.verify_window;
-    const PairedTest test = paired_test(agreed_.steps, window, state_.rounds, config_.discard, config_.significance,
-                                        config_.min_gain);
+    const PairedTest test =
+        paired_test(agreed_.steps, window, state_.rounds, config_.discard, config_.significance, config_.min_gain);
     if (test.verdict == Verdict::undecided && state_.rounds < config_.verify_rounds) {
       ++next_.rounds;
       next_.phase_end = next_.next_agreement = step_ + 4 * window;
@@ -367,7 +383,10 @@ class Planner {
     const double measured = agreed_.dense_transfer[bucket];
     const double dense = std::isnan(measured) ? modelled : measured;
     double load = measured / modelled;
-    load = load >= 1 / kMaxLoadFactor && load <= kMaxLoadFactor ? load : load > 1 ? kMaxLoadFactor : load < 1 ? 1 / kMaxLoadFactor : 1;
+    load = load >= 1 / kMaxLoadFactor && load <= kMaxLoadFactor ? load
+           : load > 1                                           ? kMaxLoadFactor
+           : load < 1                                           ? 1 / kMaxLoadFactor
+                                                                : 1;
     CandidateCost costs[kMaxCandidates];
     bool any_offered = false, any_left = false;
     for (size_t i = 0; i < n; ++i) {
@@ -420,7 +439,8 @@ Status advance(const GateShape& shape, const PlanState& state, const LinkModel& 
         !counter(reports[r + ReportLayout::kShadow])) {
       return StatusCode::peer_mismatch;
     }
-    if (reports[r + ReportLayout::kStep] != static_cast<double>(step) || reports[r + ReportLayout::kHash] != shape.hash ||
+    if (reports[r + ReportLayout::kStep] != static_cast<double>(step) ||
+        reports[r + ReportLayout::kHash] != shape.hash ||
         reports[r + ReportLayout::kEpoch] != static_cast<double>(state.epoch)) {
       return StatusCode::peer_mismatch;
     }

@@ -112,7 +112,8 @@ Decision decide(double dense_s, double dense_bytes, std::span<const CandidateCos
     }
     take_numbers(&d, best, candidates[best - 1]);
     // Without hysteresis it would have been opened: say that, not that it does not pay.
-    d.why = incumbent == 0 && passes(candidates[best - 1], dense_s, border(best, kNoIncumbent)) ? Why::kept : Why::break_even;
+    d.why = incumbent == 0 && passes(candidates[best - 1], dense_s, border(best, kNoIncumbent)) ? Why::kept
+                                                                                                : Why::break_even;
     return d;
   }
 
@@ -132,7 +133,8 @@ Decision decide(double dense_s, double dense_bytes, std::span<const CandidateCos
   d.chosen = chosen;
   take_numbers(&d, chosen, candidates[chosen - 1]);
   d.why = chosen == fastest ? Why::fastest : Why::most_faithful;
-  if (chosen == incumbent && decide(dense_s, dense_bytes, candidates, kNoIncumbent).chosen != incumbent) d.why = Why::kept;
+  if (chosen == incumbent && decide(dense_s, dense_bytes, candidates, kNoIncumbent).chosen != incumbent)
+    d.why = Why::kept;
   return d;
 }
 
@@ -142,14 +144,20 @@ Message explain(uint64_t step, size_t bucket, double dense_bytes, const Decision
   const auto name = [&](int c) { return c >= 0 && static_cast<size_t>(c) < names.size() ? names[c] : "?"; };
   Message message;
   TextBuilder out(message.text, sizeof(message.text));
-  out.text("gradgate: step ").integer(static_cast<int64_t>(step)).text(" bucket ").integer(static_cast<int64_t>(bucket));
+  out.text("gradgate: step ")
+      .integer(static_cast<int64_t>(step))
+      .text(" bucket ")
+      .integer(static_cast<int64_t>(bucket));
   out.text(" ").bytes(dense_bytes).text(": ");
   const size_t c = static_cast<size_t>(d.considered);
   if (d.considered > 0 && c < exchanges.size() && static_cast<size_t>(exchanges[c]) < 4) {
     const bool pays = d.gain_s() - d.codec_s() > kRounding * d.dense_s;
     out.text("T_enc ").milliseconds(d.encode_s).text(" + T_dec ").milliseconds(d.decode_s).text(" = ");
     out.milliseconds(d.codec_s()).text(pays ? " ms < T(M) " : " ms ≥ T(M) ").milliseconds(d.dense_s).text(" − ");
-    out.text(kTransfer[static_cast<size_t>(exchanges[c])]).text("(M/").fixed(dense_bytes / d.payload_bytes, 2).text(") ");
+    out.text(kTransfer[static_cast<size_t>(exchanges[c])])
+        .text("(M/")
+        .fixed(dense_bytes / d.payload_bytes, 2)
+        .text(") ");
     out.milliseconds(d.transfer_s).text(" = ").milliseconds(d.gain_s()).text(" ms ");
   }
   out.text("→ ").text(name(d.chosen));

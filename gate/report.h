@@ -1,5 +1,6 @@
-// What one rank tells rank 0 at an agreement, and how the reports of all ranks become one set of numbers: MAX over ranks for codec
-// and step times (the slowest rank is waited for), MIN over ranks per step for transfers (waiting for a late rank is not transfer).
+// What one rank tells rank 0 at an agreement, and how the reports of all ranks become one set of numbers: MAX over
+// ranks for codec and step times (the slowest rank is waited for), MIN over ranks per step for transfers (waiting for a
+// late rank is not transfer).
 #pragma once
 
 #include <cstddef>
@@ -12,8 +13,8 @@ namespace gradgate::gate {
 
 /// Layout of one report: header, step times, and in full reports per bucket the codec medians and transfer windows.
 struct ReportLayout {
-  /// kStep, kEpoch and kHash must be equal on all ranks. kFailures counts failed exchanges since the last agreement; kFailed
-  /// names one: 16 × bucket + candidate, or 0. kShadow: seconds spent in shadow calls since the last agreement.
+  /// kStep, kEpoch and kHash must be equal on all ranks. kFailures counts failed exchanges since the last agreement;
+  /// kFailed names one: 16 × bucket + candidate, or 0. kShadow: seconds spent in shadow calls since the last agreement.
   enum Header : size_t { kStep = 0, kEpoch = 1, kHash = 2, kFailures = 3, kFailed = 4, kShadow = 5, kHeader = 6 };
   size_t steps = 0;  ///< step times
   bool full = false;
@@ -31,7 +32,8 @@ struct ReportLayout {
 /// Layout of the report of the agreement that ends the window in `state`.
 ReportLayout report_layout(const GateShape& shape, const PlanState& state) noexcept;
 
-/// All reports as one set of numbers, seconds. NaN where a rank had no usable number: the ranks cannot be compared then.
+/// All reports as one set of numbers, seconds. NaN where a rank had no usable number: the ranks cannot be compared
+/// then.
 struct Agreed {
   std::vector<double> steps;                          ///< MAX over ranks per step
   std::vector<double> encode, decode;                 ///< MAX over ranks of the medians; bucket-major

@@ -16,7 +16,8 @@ inline const char* verdict_name(Verdict verdict) noexcept {
   return verdict == Verdict::win ? "win" : verdict == Verdict::lose ? "lose" : "undecided";
 }
 
-/// Two-sided sign test: the probability of a split at least this uneven when both sides are equally likely. 1 without pairs.
+/// Two-sided sign test: the probability of a split at least this uneven when both sides are equally likely. 1 without
+/// pairs.
 inline double sign_test(uint32_t wins, uint32_t losses) noexcept {
   const uint32_t n = wins + losses, fewer = std::min(wins, losses);
   double term = 1, sum = 0;  // term: n choose k, halved n times
@@ -42,10 +43,10 @@ struct PairedTest {
   double plan_s = 0, base_s = 0;             ///< medians of the steps that were used
 };
 
-/// `steps`: the step times of `rounds` rounds of four windows of `window` steps, NaN where unusable (the pair is then left
-/// out). The first `discard` steps of each window do not count. Step k of the first window is paired with step k of the
-/// second, step k of the fourth with step k of the third. Win (lose): p < significance and the median gain (loss) reaches
-/// `min_gain` of the base step.
+/// `steps`: the step times of `rounds` rounds of four windows of `window` steps, NaN where unusable (the pair is then
+/// left out). The first `discard` steps of each window do not count. Step k of the first window is paired with step k
+/// of the second, step k of the fourth with step k of the third. Win (lose): p < significance and the median gain
+/// (loss) reaches `min_gain` of the base step.
 inline PairedTest paired_test(std::span<const double> steps, uint32_t window, uint32_t rounds, uint32_t discard,
                               double significance, double min_gain) {
   PairedTest out;

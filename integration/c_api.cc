@@ -1,6 +1,4 @@
 // The C ABI: thin wrappers that turn handles, codes and texts into the C++ interface. Nothing is decided here.
-#include "gradgate/gradgate_c.h"
-
 #include <cstdio>
 #include <memory>
 #include <new>
@@ -8,6 +6,7 @@
 #include <vector>
 
 #include "gradgate/gradgate.h"
+#include "gradgate/gradgate_c.h"
 
 using gradgate::CodecSpec;
 using gradgate::Communicator;
@@ -39,7 +38,8 @@ int code(Status status) { return static_cast<int>(status.code()); }
 int code(StatusCode status) { return static_cast<int>(status); }
 
 int report(Status status, const Message& message, char* why, size_t why_bytes) {
-  if (why != nullptr && why_bytes > 0) std::snprintf(why, why_bytes, "%s", message.text[0] ? message.text : status.message());
+  if (why != nullptr && why_bytes > 0)
+    std::snprintf(why, why_bytes, "%s", message.text[0] ? message.text : status.message());
   return code(status);
 }
 
@@ -87,7 +87,8 @@ int gg_comm_create_shaped(gg_comm* inner, double alpha_s, double beta_bytes_per_
   auto holder = std::unique_ptr<gg_comm>(new (std::nothrow) gg_comm);
   if (!holder) return code(StatusCode::out_of_memory);
   const auto clock = virtual_clock != 0 ? gradgate::ClockKind::virtual_time : gradgate::ClockKind::real;
-  if (const Status s = gradgate::make_shaped(*inner->comm, {alpha_s, beta_bytes_per_s}, clock, &holder->owned); !s.ok()) return code(s);
+  if (const Status s = gradgate::make_shaped(*inner->comm, {alpha_s, beta_bytes_per_s}, clock, &holder->owned); !s.ok())
+    return code(s);
   holder->comm = holder->owned.get();
   *out = holder.release();
   return 0;
@@ -108,8 +109,8 @@ void gg_session_options_init(gg_session_options* options) {
 int gg_session_create(gg_comm* comm, const gg_session_options* options, gg_session** out, char* why, size_t why_bytes) {
   Message message;
   if (out != nullptr) *out = nullptr;
-  if (comm == nullptr || options == nullptr || out == nullptr || options->size != sizeof(*options) || options->mode < GG_AUTO ||
-      options->mode > GG_OBSERVE) {
+  if (comm == nullptr || options == nullptr || out == nullptr || options->size != sizeof(*options) ||
+      options->mode < GG_AUTO || options->mode > GG_OBSERVE) {
     message.format("gg_session_create: comm, options (from gg_session_options_init) and out are needed, mode is 0 … 3");
     return report(StatusCode::invalid_argument, message, why, why_bytes);
   }
@@ -168,14 +169,18 @@ int gg_session_flush(gg_session* session) {
 void gg_session_get_stats(const gg_session* session, gg_session_stats* out) {
   if (session == nullptr || out == nullptr) return;
   const gradgate::SessionStats s = session->session->stats();
-  *out = {s.steps,       s.dense_buckets, s.compressed_buckets, s.dense_bytes, s.wire_bytes, s.non_finite, s.dropped_residuals,
-          s.dropped_sum, s.encode_s,      s.transfer_s,         s.decode_s,    s.gate_s,     s.saved_s};
+  *out = {s.steps,      s.dense_buckets, s.compressed_buckets, s.dense_bytes,
+          s.wire_bytes, s.non_finite,    s.dropped_residuals,  s.dropped_sum,
+          s.encode_s,   s.transfer_s,    s.decode_s,           s.gate_s,
+          s.saved_s};
 }
 const char* gg_session_explain(const gg_session* session, uint32_t bucket) {
   return session == nullptr ? "" : session->session->explain(bucket);
 }
 const char* gg_session_phase(const gg_session* session) { return session == nullptr ? "" : session->session->phase(); }
-size_t gg_session_state_bytes(const gg_session* session) { return session == nullptr ? 0 : session->session->state_bytes(); }
+size_t gg_session_state_bytes(const gg_session* session) {
+  return session == nullptr ? 0 : session->session->state_bytes();
+}
 int gg_session_save_state(const gg_session* session, void* out, size_t bytes, size_t* written) {
   if (session == nullptr || (out == nullptr && bytes > 0)) return code(StatusCode::invalid_argument);
   return code(session->session->save_state({static_cast<std::byte*>(out), bytes}, written));
@@ -188,17 +193,22 @@ const char* gg_session_last_error(const gg_session* session) {
   return session == nullptr ? "no session" : session->session->last_error();
 }
 
-int gg_exchange_create(const char* codec, size_t count, int dtype, int rank, int ranks, gg_exchange** out, char* why, size_t why_bytes) {
+int gg_exchange_create(const char* codec, size_t count, int dtype, int rank, int ranks, gg_exchange** out, char* why,
+                       size_t why_bytes) {
   Message message;
   if (out != nullptr) *out = nullptr;
   if (codec == nullptr || out == nullptr || !valid_dtype(dtype) || ranks < 1 || rank < 0 || rank >= ranks) {
-    message.format("gg_exchange_create: needs a codec, a dtype 0 … 4, and 0 <= rank < ranks (got dtype %d, rank %d of %d)", dtype, rank, ranks);
+    message.format(
+        "gg_exchange_create: needs a codec, a dtype 0 … 4, and 0 <= rank < ranks (got dtype %d, rank %d of %d)", dtype,
+        rank, ranks);
     return report(StatusCode::invalid_argument, message, why, why_bytes);
   }
   CodecSpec spec;
-  if (const Status s = gradgate::parse_codec(codec, &spec, &message); !s.ok()) return report(s, message, why, why_bytes);
+  if (const Status s = gradgate::parse_codec(codec, &spec, &message); !s.ok())
+    return report(s, message, why, why_bytes);
   if (!gradgate::codec_takes(spec, static_cast<DType>(dtype))) {
-    message.format("gg_exchange_create: codec %s does not take %s gradients", codec, gradgate::dtype_name(static_cast<DType>(dtype)));
+    message.format("gg_exchange_create: codec %s does not take %s gradients", codec,
+                   gradgate::dtype_name(static_cast<DType>(dtype)));
     return report(StatusCode::unsupported, message, why, why_bytes);
   }
   try {
@@ -213,8 +223,10 @@ int gg_exchange_create(const char* codec, size_t count, int dtype, int rank, int
 }
 void gg_exchange_destroy(gg_exchange* exchange) { delete exchange; }
 
-int gg_exchange_begin(gg_exchange* exchange, void* gradient, float* residual, int feedback, uint64_t key, uint32_t tensor, uint32_t step) {
-  if (exchange == nullptr || feedback < GG_FEEDBACK_NONE || feedback > GG_FEEDBACK_FLUSH) return code(StatusCode::invalid_argument);
+int gg_exchange_begin(gg_exchange* exchange, void* gradient, float* residual, int feedback, uint64_t key,
+                      uint32_t tensor, uint32_t step) {
+  if (exchange == nullptr || feedback < GG_FEEDBACK_NONE || feedback > GG_FEEDBACK_FLUSH)
+    return code(StatusCode::invalid_argument);
   gradgate::ExchangeArgs args;
   args.shape = exchange->shape;
   args.gradient = {gradient, exchange->shape.count, exchange->shape.dtype};

@@ -1,5 +1,6 @@
-// Session: the steps. Everything a bucket does in a step is decided in turn(), from the gate's plan (equal on all ranks) and from state that is equal on
-// all ranks too, so that every rank issues the same collectives in the same order.
+// Session: the steps. Everything a bucket does in a step is decided in turn(), from the gate's plan (equal on all
+// ranks) and from state that is equal on all ranks too, so that every rank issues the same collectives in the same
+// order.
 #include "gradgate/session.h"
 
 #include <cmath>
@@ -15,10 +16,14 @@ namespace gradgate {
 
 const char* mode_name(Mode mode) noexcept {
   switch (mode) {
-    case Mode::automatic: return "auto";
-    case Mode::on: return "on";
-    case Mode::off: return "off";
-    case Mode::observe: return "observe";
+    case Mode::automatic:
+      return "auto";
+    case Mode::on:
+      return "on";
+    case Mode::off:
+      return "off";
+    case Mode::observe:
+      return "observe";
   }
   return "?";
 }
@@ -33,7 +38,8 @@ Status parse_mode(std::string_view text, Mode* mode) noexcept {
   return StatusCode::invalid_argument;
 }
 
-Status Session::create(Communicator& comm, const SessionOptions& options, std::unique_ptr<Session>* out, Message* why) noexcept {
+Status Session::create(Communicator& comm, const SessionOptions& options, std::unique_ptr<Session>* out,
+                       Message* why) noexcept {
   Message unused;
   if (why == nullptr) why = &unused;
   *why = {};
@@ -71,10 +77,10 @@ Status SessionImpl::start(Message* why) {
     return StatusCode::invalid_argument;
   }
   const bool link_given = options_.link.alpha_s != 0 || options_.link.beta_bytes_per_s != 0;
-  if (link_given && !(options_.link.alpha_s >= 0 && options_.link.beta_bytes_per_s > 0 && std::isfinite(options_.link.alpha_s) &&
-                      std::isfinite(options_.link.beta_bytes_per_s))) {
-    why->format("link is alpha %g s, beta %g B/s, accepted: alpha >= 0, beta > 0, or both 0 to probe", options_.link.alpha_s,
-                options_.link.beta_bytes_per_s);
+  if (link_given && !(options_.link.alpha_s >= 0 && options_.link.beta_bytes_per_s > 0 &&
+                      std::isfinite(options_.link.alpha_s) && std::isfinite(options_.link.beta_bytes_per_s))) {
+    why->format("link is alpha %g s, beta %g B/s, accepted: alpha >= 0, beta > 0, or both 0 to probe",
+                options_.link.alpha_s, options_.link.beta_bytes_per_s);
     return StatusCode::invalid_argument;
   }
   if (options_.mode == Mode::on && codecs_.empty()) {
@@ -103,7 +109,8 @@ Status SessionImpl::start(Message* why) {
   if (options_.mode == Mode::automatic || options_.mode == Mode::observe) {
     const double start = comm_.now();
     if (link_given) {
-      link_ = gate::link_model({options_.link.alpha_s, options_.link.beta_bytes_per_s}, static_cast<uint32_t>(comm_.size()));
+      link_ = gate::link_model({options_.link.alpha_s, options_.link.beta_bytes_per_s},
+                               static_cast<uint32_t>(comm_.size()));
     } else {
       GRADGATE_TRY(probe_link(comm_, options_.timeout_s, &link_, why));
     }
@@ -117,9 +124,12 @@ SessionImpl::Turn SessionImpl::turn(const Bucket& bucket, const gate::StepPlan& 
   if (flush_) return flush;
   switch (plan.action) {
     case gate::Action::dense:
-    case gate::Action::probe: return {dense_candidate(), 0, Feedback::none};
-    case gate::Action::flush: return flush;
-    case gate::Action::compress: break;
+    case gate::Action::probe:
+      return {dense_candidate(), 0, Feedback::none};
+    case gate::Action::flush:
+      return flush;
+    case gate::Action::compress:
+      break;
   }
   const Candidate& candidate = candidates_[plan.candidate];
   if (candidate.codec.feedback) return {candidate, plan.candidate, Feedback::apply};
@@ -132,13 +142,17 @@ Status SessionImpl::all_reduce(uint32_t index, Vec gradient) noexcept {
   if (failed_) return refuse(StatusCode::bad_state, "this session failed before: %s", error_.text);
   if (!has_layout_) return refuse(StatusCode::bad_state, "all_reduce before set_layout");
   if (index != next_bucket_ || index >= buckets_.size()) {
-    return refuse(StatusCode::invalid_argument, "bucket %u in step %llu, accepted now: %u (buckets come in ascending order, once per step, %zu of them)",
-                  index, static_cast<unsigned long long>(step_), next_bucket_, buckets_.size());
+    return refuse(
+        StatusCode::invalid_argument,
+        "bucket %u in step %llu, accepted now: %u (buckets come in ascending order, once per step, %zu of them)", index,
+        static_cast<unsigned long long>(step_), next_bucket_, buckets_.size());
   }
   Bucket& bucket = buckets_[index];
-  if (gradient.dtype != bucket.dtype || gradient.count != bucket.count || (gradient.data == nullptr && gradient.count > 0)) {
-    return refuse(StatusCode::invalid_argument, "bucket %u is %zu elements of %s%s, accepted by its layout: %zu of %s", index, gradient.count,
-                  dtype_name(gradient.dtype), gradient.data == nullptr ? " at a null address" : "", bucket.count, dtype_name(bucket.dtype));
+  if (gradient.dtype != bucket.dtype || gradient.count != bucket.count ||
+      (gradient.data == nullptr && gradient.count > 0)) {
+    return refuse(StatusCode::invalid_argument, "bucket %u is %zu elements of %s%s, accepted by its layout: %zu of %s",
+                  index, gradient.count, dtype_name(gradient.dtype),
+                  gradient.data == nullptr ? " at a null address" : "", bucket.count, dtype_name(bucket.dtype));
   }
 
   const gate::StepPlan plan = gate_.plan(index);
@@ -158,7 +172,8 @@ Status SessionImpl::all_reduce(uint32_t index, Vec gradient) noexcept {
   Message why;
   if (const Status s = run_exchange(comm_, args, options_.timeout_s, options_.virtual_rates, &times, &why); !s.ok()) {
     Message full;
-    full.format("bucket %u step %llu: %s", index, static_cast<unsigned long long>(step_), why.text[0] ? why.text : s.message());
+    full.format("bucket %u step %llu: %s", index, static_cast<unsigned long long>(step_),
+                why.text[0] ? why.text : s.message());
     return fail(s, full);
   }
   if (now.feedback == Feedback::apply) bucket.pending = true;
@@ -238,7 +253,8 @@ Status SessionImpl::agree() noexcept {
   const std::span<double> report(report_), reports(reports_), message(message_);
   if (const Status s = gate_.write_report(report); !s.ok()) return failed(s, "writing the report");
   const Deadline deadline = Deadline::after(options_.timeout_s);
-  if (const Status s = comm_.all_gather(report.data(), reports.data(), report.size(), DType::f64, {}, deadline); !s.ok())
+  if (const Status s = comm_.all_gather(report.data(), reports.data(), report.size(), DType::f64, {}, deadline);
+      !s.ok())
     return failed(s, "gathering the reports");
   if (comm_.rank() == 0) {
     if (const Status s = gate_.decide(reports, message); !s.ok()) return failed(s, "deciding");
@@ -253,7 +269,8 @@ Status SessionImpl::agree() noexcept {
 
 void SessionImpl::explain_changes() noexcept {
   if (comm_.rank() != 0 || options_.explain == nullptr) return;
-  // When the gate settles (also: gives its verdict in observe) every bucket is explained; in between only those that changed.
+  // When the gate settles (also: gives its verdict in observe) every bucket is explained; in between only those that
+  // changed.
   const bool settles = gate_.settled() && !explained_settled_;
   const bool phase = explained_phase_ != gate_.phase_name();
   for (size_t b = 0; b < buckets_.size(); ++b) {
@@ -267,12 +284,15 @@ void SessionImpl::explain_changes() noexcept {
 }
 
 void SessionImpl::say(const Message& message) const noexcept {
-  if (comm_.rank() == 0 && options_.explain != nullptr && message.text[0] != '\0') options_.explain(options_.explain_context, message.text);
+  if (comm_.rank() == 0 && options_.explain != nullptr && message.text[0] != '\0')
+    options_.explain(options_.explain_context, message.text);
 }
 
 Status SessionImpl::flush() noexcept {
   if (failed_) return refuse(StatusCode::bad_state, "this session failed before: %s", error_.text);
-  if (next_bucket_ != 0) return refuse(StatusCode::bad_state, "flush within a step (bucket %u is next); call it between steps", next_bucket_);
+  if (next_bucket_ != 0)
+    return refuse(StatusCode::bad_state, "flush within a step (bucket %u is next); call it between steps",
+                  next_bucket_);
   flush_ = true;
   return {};
 }

@@ -33,7 +33,9 @@ Status agree_on(Communicator& comm, std::span<const AgreedField> fields, double 
   if (ranks == 1) return {};
   try {
     std::vector<AgreedField> all(ranks * fields.size());
-    if (const Status s = comm.all_gather(fields.data(), all.data(), fields.size_bytes(), DType::u8, {}, Deadline::after(timeout_s)); !s.ok()) {
+    if (const Status s =
+            comm.all_gather(fields.data(), all.data(), fields.size_bytes(), DType::u8, {}, Deadline::after(timeout_s));
+        !s.ok()) {
       why->format("comparing the ranks' settings: %s", comm.last_error());
       return s;
     }
@@ -42,7 +44,8 @@ Status agree_on(Communicator& comm, std::span<const AgreedField> fields, double 
         const AgreedField& first = all[f];
         const AgreedField& other = all[r * fields.size() + f];
         if (std::strncmp(first.value, other.value, sizeof(first.value)) == 0) continue;
-        why->format("ranks disagree: %s is '%s' on rank 0 and '%s' on rank %zu", first.name, first.value, other.value, r);
+        why->format("ranks disagree: %s is '%s' on rank 0 and '%s' on rank %zu", first.name, first.value, other.value,
+                    r);
         return StatusCode::peer_mismatch;
       }
     }
@@ -64,16 +67,23 @@ Status probe_link(Communicator& comm, double timeout_s, gate::LinkModel* link, M
     std::vector<float> send(largest / sizeof(float) + ranks * 4, 1.0f), recv(send.size() + ranks * 4);
     std::vector<double> mine;
     for (const gate::ProbePoint& point : gate::kProbe) {
-      const size_t per_rank = (point.bytes / sizeof(float) + ranks - 1) / ranks;  // elements, so that the vector is a multiple of the ranks
+      const size_t per_rank =
+          (point.bytes / sizeof(float) + ranks - 1) / ranks;  // elements, so that the vector is a multiple of the ranks
       for (int i = 0; i < point.warmups + point.repetitions; ++i) {
         const Deadline deadline = Deadline::after(timeout_s);
         Status s = comm.barrier({}, deadline);
         const double start = comm.now();
         if (s.ok()) {
           switch (point.collective) {
-            case ProbeCollective::all_reduce: s = comm.all_reduce_sum(send.data(), recv.data(), per_rank * ranks, DType::f32, {}, deadline); break;
-            case ProbeCollective::all_gather: s = comm.all_gather(send.data(), recv.data(), per_rank, DType::f32, {}, deadline); break;
-            case ProbeCollective::all_to_all: s = comm.all_to_all(send.data(), recv.data(), per_rank, DType::f32, {}, deadline); break;
+            case ProbeCollective::all_reduce:
+              s = comm.all_reduce_sum(send.data(), recv.data(), per_rank * ranks, DType::f32, {}, deadline);
+              break;
+            case ProbeCollective::all_gather:
+              s = comm.all_gather(send.data(), recv.data(), per_rank, DType::f32, {}, deadline);
+              break;
+            case ProbeCollective::all_to_all:
+              s = comm.all_to_all(send.data(), recv.data(), per_rank, DType::f32, {}, deadline);
+              break;
           }
         }
         if (!s.ok()) {
@@ -84,11 +94,14 @@ Status probe_link(Communicator& comm, double timeout_s, gate::LinkModel* link, M
       }
     }
     std::vector<double> all(mine.size() * ranks);
-    if (const Status s = comm.all_gather(mine.data(), all.data(), mine.size(), DType::f64, {}, Deadline::after(timeout_s)); !s.ok()) {
+    if (const Status s =
+            comm.all_gather(mine.data(), all.data(), mine.size(), DType::f64, {}, Deadline::after(timeout_s));
+        !s.ok()) {
       why->format("probing the link: %s", comm.last_error());
       return s;
     }
-    if (!gate::fit_probe(all, static_cast<uint32_t>(ranks), link).ok()) *link = {};  // unusable: the gate stays dense and says so
+    if (!gate::fit_probe(all, static_cast<uint32_t>(ranks), link).ok())
+      *link = {};  // unusable: the gate stays dense and says so
     return {};
   } catch (const std::bad_alloc&) {
     why->format("out of memory while probing the link");

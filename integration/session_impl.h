@@ -1,5 +1,5 @@
-// The session's private parts: what session.cc (steps), session_layout.cc (buckets and residuals), session_state.cc (checkpoints) and
-// session_agree.cc (comparison of ranks, link probe) share.
+// The session's private parts: what session.cc (steps), session_layout.cc (buckets and residuals), session_state.cc
+// (checkpoints) and session_agree.cc (comparison of ranks, link probe) share.
 #pragma once
 
 #include <string>
@@ -17,11 +17,12 @@ struct AgreedField {
   char value[112] = {};
 };
 AgreedField agreed_field(const char* name, const char* format, ...) noexcept __attribute__((format(printf, 2, 3)));
-/// Collective. peer_mismatch on every rank when a value differs from rank 0's; `why` names the field, both values and the rank.
+/// Collective. peer_mismatch on every rank when a value differs from rank 0's; `why` names the field, both values and
+/// the rank.
 Status agree_on(Communicator& comm, std::span<const AgreedField> fields, double timeout_s, Message* why) noexcept;
 
-/// Collective. Times small collectives and fits a model of the link (gate/fit.h); the same model on every rank. `usable()` is false when the
-/// samples did not lie near a line.
+/// Collective. Times small collectives and fits a model of the link (gate/fit.h); the same model on every rank.
+/// `usable()` is false when the samples did not lie near a line.
 Status probe_link(Communicator& comm, double timeout_s, gate::LinkModel* link, Message* why) noexcept;
 
 /// FNV-1a over bytes, 64 bits: layouts and state files.
@@ -57,7 +58,7 @@ class SessionImpl final : public Session {
   /// What one bucket does in one step, after the session's own reasons have been weighed against the gate's plan.
   struct Turn {
     Candidate candidate;
-    uint8_t index = 0;           ///< of the candidate for the gate; 0 = dense
+    uint8_t index = 0;  ///< of the candidate for the gate; 0 = dense
     Feedback feedback = Feedback::none;
   };
 
@@ -68,7 +69,9 @@ class SessionImpl final : public Session {
   uint64_t layout_hash() const noexcept;
 
   ExchangeShape shape_of(const Bucket& bucket, const Candidate& candidate) const noexcept;
-  float* residual_of(Bucket& bucket) noexcept { return bucket.has_residual ? residuals_.data() + bucket.residual_offset : nullptr; }
+  float* residual_of(Bucket& bucket) noexcept {
+    return bucket.has_residual ? residuals_.data() + bucket.residual_offset : nullptr;
+  }
   Turn turn(const Bucket& bucket, const gate::StepPlan& plan) const noexcept;
   void measure_shadow(uint32_t bucket, const Vec& gradient, int candidate) noexcept;
   Status end_step() noexcept;
@@ -89,7 +92,7 @@ class SessionImpl final : public Session {
   std::vector<float> residuals_;
   std::vector<std::byte> workspace_, shadow_;
   std::vector<double> report_, reports_, message_;
-  std::vector<int> explained_;        ///< per bucket: the candidate that was last explained
+  std::vector<int> explained_;  ///< per bucket: the candidate that was last explained
   std::string explained_phase_;
   bool explained_settled_ = false;
 
@@ -97,7 +100,7 @@ class SessionImpl final : public Session {
   uint32_t next_bucket_ = 0;
   bool has_layout_ = false, failed_ = false, flush_ = false, warned_dtype_ = false;
   double last_end_s_ = 0;
-  bool timed_step_ = false;           ///< the step since last_end_s_ can be measured
+  bool timed_step_ = false;  ///< the step since last_end_s_ can be measured
   SessionStats stats_;
   mutable Message error_, explanation_;
 };

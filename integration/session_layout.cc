@@ -1,4 +1,5 @@
-// The session's buckets: checking a layout, giving every parameter its residual, and moving residuals when the trainer regroups its buckets.
+// The session's buckets: checking a layout, giving every parameter its residual, and moving residuals when the trainer
+// regroups its buckets.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -24,7 +25,8 @@ Status SessionImpl::check_layout(std::span<const BucketLayout> buckets, Message*
         return StatusCode::invalid_argument;
       }
       if (!seen.insert(slice.param_id).second) {
-        why->format("parameter %llu occurs twice in the layout, accepted: once", static_cast<unsigned long long>(slice.param_id));
+        why->format("parameter %llu occurs twice in the layout, accepted: once",
+                    static_cast<unsigned long long>(slice.param_id));
         return StatusCode::invalid_argument;
       }
       offset += slice.count;
@@ -39,7 +41,9 @@ Status SessionImpl::check_layout(std::span<const BucketLayout> buckets, Message*
 
 Status SessionImpl::set_layout(std::span<const BucketLayout> buckets) noexcept {
   if (failed_) return refuse(StatusCode::bad_state, "this session failed before: %s", error_.text);
-  if (next_bucket_ != 0) return refuse(StatusCode::bad_state, "set_layout within a step (bucket %u is next); call it between steps", next_bucket_);
+  if (next_bucket_ != 0)
+    return refuse(StatusCode::bad_state, "set_layout within a step (bucket %u is next); call it between steps",
+                  next_bucket_);
   try {
     Message why;
     if (const Status s = check_layout(buckets, &why); !s.ok()) return refuse(s, "set_layout: %s", why.text);
@@ -48,7 +52,8 @@ Status SessionImpl::set_layout(std::span<const BucketLayout> buckets) noexcept {
     size_t elements = 0;
     for (const Bucket& bucket : buckets_) elements += bucket.count;
     const AgreedField fields[] = {
-        agreed_field("layout", "%zu buckets, %zu elements, hash %016llx", buckets_.size(), elements, static_cast<unsigned long long>(layout_hash())),
+        agreed_field("layout", "%zu buckets, %zu elements, hash %016llx", buckets_.size(), elements,
+                     static_cast<unsigned long long>(layout_hash())),
         agreed_field("step", "%llu", static_cast<unsigned long long>(step_)),
     };
     if (const Status s = agree_on(comm_, fields, options_.timeout_s, &why); !s.ok()) {
@@ -81,7 +86,8 @@ Status SessionImpl::build_layout(std::span<const BucketLayout> layout) {
     for (size_t c = 0; c < (uses_codecs ? candidates_.size() : 1); ++c) {
       const Candidate& candidate = candidates_[c];
       if (!codec_takes(candidate.codec, bucket.dtype)) continue;
-      // In mode observe nothing is ever sent with feedback, so nothing can be left to keep: only the scratch of the shadow call is needed.
+      // In mode observe nothing is ever sent with feedback, so nothing can be left to keep: only the scratch of the
+      // shadow call is needed.
       bucket.has_residual = bucket.has_residual || (candidate.codec.feedback && options_.mode != Mode::observe);
       work = std::max(work, exchange_workspace_bytes(shape_of(bucket, candidate)));
       if (measures && c > 0) shadow = std::max(shadow, exchange_shadow_bytes(shape_of(bucket, candidate)));
@@ -117,7 +123,8 @@ void SessionImpl::move_residuals(const std::vector<Bucket>& old_buckets, const s
   for (const Bucket& bucket : old_buckets) {
     if (!bucket.has_residual) continue;
     for (const ParamSlice& slice : bucket.slices)
-      sources[slice.param_id] = {old_residuals.data() + bucket.residual_offset + slice.offset, slice.count, bucket.pending, false};
+      sources[slice.param_id] = {old_residuals.data() + bucket.residual_offset + slice.offset, slice.count,
+                                 bucket.pending, false};
   }
   bool any_pending = false;
   for (Bucket& bucket : buckets_) {
@@ -143,11 +150,15 @@ void SessionImpl::move_residuals(const std::vector<Bucket>& old_buckets, const s
   if (dropped > 0) {
     stats_.dropped_residuals += dropped;
     Message text;
-    text.format("gradgate: step %llu layout changed: %llu residual elements dropped, their parameters vanished or changed size (stats: dropped_residuals, "
-                "dropped_sum)", static_cast<unsigned long long>(step_), static_cast<unsigned long long>(dropped));
+    text.format(
+        "gradgate: step %llu layout changed: %llu residual elements dropped, their parameters vanished or changed size "
+        "(stats: dropped_residuals, "
+        "dropped_sum)",
+        static_cast<unsigned long long>(step_), static_cast<unsigned long long>(dropped));
     say(text);
   }
-  // The gate starts over with dense steps, so what is pending goes out with the first of them. In mode on the codec just carries on.
+  // The gate starts over with dense steps, so what is pending goes out with the first of them. In mode on the codec
+  // just carries on.
   if (any_pending && options_.mode == Mode::automatic) flush_ = true;
 }
 
@@ -177,7 +188,8 @@ Status SessionImpl::make_gate() {
     if (!offered && bucket.count > 0 && candidates_.size() > 1 && !warned_dtype_) {
       warned_dtype_ = true;
       Message text;
-      text.format("gradgate: no listed codec takes %s gradients; such buckets are reduced dense", dtype_name(bucket.dtype));
+      text.format("gradgate: no listed codec takes %s gradients; such buckets are reduced dense",
+                  dtype_name(bucket.dtype));
       say(text);
     }
   }

@@ -1,5 +1,6 @@
 // Checkpoints of a session: one file per rank, because residuals belong to ranks. Layout (little-endian, 8-byte words):
-//   StateHeader | gate state, padded to 8 | per parameter: ParamRecord, then count floats padded to 8 if it has a residual | FNV-1a of all before
+//   StateHeader | gate state, padded to 8 | per parameter: ParamRecord, then count floats padded to 8 if it has a
+//   residual | FNV-1a of all before
 // Everything is read and checked before anything of the session changes.
 #include <cmath>
 #include <cstring>
@@ -57,10 +58,12 @@ size_t SessionImpl::state_bytes() const noexcept {
 
 Status SessionImpl::save_state(Bytes out, size_t* written) const noexcept {
   if (failed_) return refuse(StatusCode::bad_state, "this session failed before: %s", error_.text);
-  if (!has_layout_ || next_bucket_ != 0) return refuse(StatusCode::bad_state, "save_state before set_layout or within a step; call it between steps");
+  if (!has_layout_ || next_bucket_ != 0)
+    return refuse(StatusCode::bad_state, "save_state before set_layout or within a step; call it between steps");
   const size_t needed = state_bytes();
   if (out.size() < needed) {
-    return refuse({StatusCode::payload_too_small, static_cast<int64_t>(needed)}, "save_state got %zu bytes, needs %zu", out.size(), needed);
+    return refuse({StatusCode::payload_too_small, static_cast<int64_t>(needed)}, "save_state got %zu bytes, needs %zu",
+                  out.size(), needed);
   }
   std::byte* at = out.data();
   const auto put = [&](const void* data, size_t size) {
@@ -77,14 +80,17 @@ Status SessionImpl::save_state(Bytes out, size_t* written) const noexcept {
   header.gate_bytes = gate_.state_bytes();
   for (const Bucket& bucket : buckets_) header.params += bucket.slices.size();
   put(&header, sizeof(header));
-  if (const Status s = gate_.save({at, header.gate_bytes}); !s.ok()) return refuse(s, "save_state: the gate could not be saved");
+  if (const Status s = gate_.save({at, header.gate_bytes}); !s.ok())
+    return refuse(s, "save_state: the gate could not be saved");
   std::memset(at + header.gate_bytes, 0, padded(header.gate_bytes) - header.gate_bytes);
   at += padded(header.gate_bytes);
   for (const Bucket& bucket : buckets_) {
     for (const ParamSlice& slice : bucket.slices) {
-      const ParamRecord record{slice.param_id, slice.count, (bucket.has_residual ? kHasResidual : 0) | (bucket.pending ? kPending : 0)};
+      const ParamRecord record{slice.param_id, slice.count,
+                               (bucket.has_residual ? kHasResidual : 0) | (bucket.pending ? kPending : 0)};
       put(&record, sizeof(record));
-      if (bucket.has_residual) put(residuals_.data() + bucket.residual_offset + slice.offset, slice.count * sizeof(float));
+      if (bucket.has_residual)
+        put(residuals_.data() + bucket.residual_offset + slice.offset, slice.count * sizeof(float));
     }
   }
   const uint64_t hash = fnv1a64(out.data(), static_cast<size_t>(at - out.data()));
@@ -95,7 +101,8 @@ Status SessionImpl::save_state(Bytes out, size_t* written) const noexcept {
 
 Status SessionImpl::load_state(ConstBytes state) noexcept {
   if (failed_) return refuse(StatusCode::bad_state, "this session failed before: %s", error_.text);
-  if (!has_layout_ || next_bucket_ != 0) return refuse(StatusCode::bad_state, "load_state before set_layout or within a step; call it between steps");
+  if (!has_layout_ || next_bucket_ != 0)
+    return refuse(StatusCode::bad_state, "load_state before set_layout or within a step; call it between steps");
   try {
     struct Loaded {
       const std::byte* data;
@@ -121,21 +128,26 @@ Status SessionImpl::load_state(ConstBytes state) noexcept {
     } else {
       uint64_t hash = 0;
       std::memcpy(&hash, state.data() + state.size() - sizeof(hash), sizeof(hash));
-      if (hash != fnv1a64(state.data(), state.size() - sizeof(hash))) reject(StatusCode::bad_payload, "damaged or truncated state (checksum)");
+      if (hash != fnv1a64(state.data(), state.size() - sizeof(hash)))
+        reject(StatusCode::bad_payload, "damaged or truncated state (checksum)");
     }
     if (status.ok()) {
       if (header.ranks != static_cast<uint64_t>(comm_.size()))
-        reject(StatusCode::peer_mismatch, "state of %llu ranks, this session has %d; flush() before saving and start without a state instead",
+        reject(StatusCode::peer_mismatch,
+               "state of %llu ranks, this session has %d; flush() before saving and start without a state instead",
                static_cast<unsigned long long>(header.ranks), comm_.size());
       if (header.rank != static_cast<uint64_t>(comm_.rank()))
-        reject(StatusCode::peer_mismatch, "state of rank %llu, this is rank %d", static_cast<unsigned long long>(header.rank), comm_.rank());
+        reject(StatusCode::peer_mismatch, "state of rank %llu, this is rank %d",
+               static_cast<unsigned long long>(header.rank), comm_.rank());
       if (header.seed != options_.seed)
-        reject(StatusCode::peer_mismatch, "state with seed %llu, this session has %llu", static_cast<unsigned long long>(header.seed),
-               static_cast<unsigned long long>(options_.seed));
+        reject(StatusCode::peer_mismatch, "state with seed %llu, this session has %llu",
+               static_cast<unsigned long long>(header.seed), static_cast<unsigned long long>(options_.seed));
     }
     if (status.ok()) {
       gate_state = header.gate_bytes <= reader.left() ? reader.take(padded(header.gate_bytes)) : nullptr;
-      if (gate_state == nullptr) reject(StatusCode::bad_payload, "gate state of %llu bytes does not fit", static_cast<unsigned long long>(header.gate_bytes));
+      if (gate_state == nullptr)
+        reject(StatusCode::bad_payload, "gate state of %llu bytes does not fit",
+               static_cast<unsigned long long>(header.gate_bytes));
       for (uint64_t i = 0; status.ok() && i < header.params; ++i) {
         ParamRecord record;
         if (!reader.read(&record, sizeof(record)) || record.count > state.size()) {
@@ -145,16 +157,21 @@ Status SessionImpl::load_state(ConstBytes state) noexcept {
         const std::byte* data = nullptr;
         if ((record.flags & kHasResidual) != 0) {
           data = reader.take(padded(record.count * sizeof(float)));
-          if (data == nullptr) reject(StatusCode::bad_payload, "residual of parameter %llu does not fit", static_cast<unsigned long long>(record.param_id));
+          if (data == nullptr)
+            reject(StatusCode::bad_payload, "residual of parameter %llu does not fit",
+                   static_cast<unsigned long long>(record.param_id));
           for (uint64_t e = 0; data != nullptr && e < record.count; ++e) {
             float value;
             std::memcpy(&value, data + e * sizeof(float), sizeof(float));
-            if (!std::isfinite(value)) reject(StatusCode::bad_payload, "residual of parameter %llu is not finite", static_cast<unsigned long long>(record.param_id));
+            if (!std::isfinite(value))
+              reject(StatusCode::bad_payload, "residual of parameter %llu is not finite",
+                     static_cast<unsigned long long>(record.param_id));
           }
         }
         params[record.param_id] = {data, record.count, record.flags};
       }
-      if (status.ok() && reader.left() != sizeof(uint64_t)) reject(StatusCode::bad_payload, "%zu bytes too many", reader.left());
+      if (status.ok() && reader.left() != sizeof(uint64_t))
+        reject(StatusCode::bad_payload, "%zu bytes too many", reader.left());
     }
     size_t slices = 0;
     for (const Bucket& bucket : buckets_) {
@@ -162,12 +179,17 @@ Status SessionImpl::load_state(ConstBytes state) noexcept {
         ++slices;
         const auto found = params.find(slice.param_id);
         if (status.ok() && (found == params.end() || found->second.count != slice.count))
-          reject(StatusCode::peer_mismatch, "parameter %llu has %zu elements here and %llu in the state", static_cast<unsigned long long>(slice.param_id),
-                 slice.count, static_cast<unsigned long long>(found == params.end() ? 0 : found->second.count));
-        if (status.ok() && bucket.has_residual && found->second.data == nullptr && (found->second.flags & kPending) != 0)
-          reject(StatusCode::bad_payload, "parameter %llu has no residual", static_cast<unsigned long long>(slice.param_id));
+          reject(StatusCode::peer_mismatch, "parameter %llu has %zu elements here and %llu in the state",
+                 static_cast<unsigned long long>(slice.param_id), slice.count,
+                 static_cast<unsigned long long>(found == params.end() ? 0 : found->second.count));
+        if (status.ok() && bucket.has_residual && found->second.data == nullptr &&
+            (found->second.flags & kPending) != 0)
+          reject(StatusCode::bad_payload, "parameter %llu has no residual",
+                 static_cast<unsigned long long>(slice.param_id));
         if (status.ok() && !bucket.has_residual && (found->second.flags & kPending) != 0)
-          reject(StatusCode::peer_mismatch, "parameter %llu has a residual in the state but no codec with feedback here", static_cast<unsigned long long>(slice.param_id));
+          reject(StatusCode::peer_mismatch,
+                 "parameter %llu has a residual in the state but no codec with feedback here",
+                 static_cast<unsigned long long>(slice.param_id));
       }
     }
     if (status.ok() && slices != params.size())
@@ -210,10 +232,13 @@ Status SessionImpl::load_state(ConstBytes state) noexcept {
     flush_ = false;
     if (!gate_kept) {
       GRADGATE_TRY(make_gate());
-      flush_ = any_pending && options_.mode == Mode::automatic;  // the gate starts over with dense steps: the first one sends what is pending
+      flush_ = any_pending &&
+               options_.mode ==
+                   Mode::automatic;  // the gate starts over with dense steps: the first one sends what is pending
       Message text;
-      text.format("gradgate: step %llu state loaded into another layout or configuration: residuals kept, decisions start over",
-                  static_cast<unsigned long long>(step_));
+      text.format(
+          "gradgate: step %llu state loaded into another layout or configuration: residuals kept, decisions start over",
+          static_cast<unsigned long long>(step_));
       say(text);
     }
     return {};

@@ -1,5 +1,5 @@
-// Communicator: the collectives gradgate needs, over whatever carries them. The only virtual class of the library. One object is one
-// rank; it is used by one thread at a time, and collectives are issued in the same order on every rank.
+// Communicator: the collectives gradgate needs, over whatever carries them. The only virtual class of the library. One
+// object is one rank; it is used by one thread at a time, and collectives are issued in the same order on every rank.
 #pragma once
 
 #include <chrono>
@@ -16,22 +16,31 @@ struct Stream {
   void* handle = nullptr;
 };
 
-/// Point on the steady clock after which a wait gives up. Always real time, also on a virtual clock: it guards against peers that never come.
+/// Point on the steady clock after which a wait gives up. Always real time, also on a virtual clock: it guards against
+/// peers that never come.
 struct Deadline {
   std::chrono::steady_clock::time_point at = std::chrono::steady_clock::time_point::max();
 
   static Deadline after(double seconds) noexcept {
-    return {std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-                                                   std::chrono::duration<double>(seconds))};
+    return {std::chrono::steady_clock::now() +
+            std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(seconds))};
   }
 };
 
-enum class Collective : uint8_t { none = 0, all_reduce = 1, all_gather = 2, all_to_all = 3, reduce_scatter = 4, broadcast = 5, barrier = 6 };
+enum class Collective : uint8_t {
+  none = 0,
+  all_reduce = 1,
+  all_gather = 2,
+  all_to_all = 3,
+  reduce_scatter = 4,
+  broadcast = 5,
+  barrier = 6
+};
 GRADGATE_API const char* collective_name(Collective collective) noexcept;
 
-/// Every call blocks until this rank's result is there (host) or is enqueued (device), or fails: timeout, peer_mismatch (ranks called different
-/// operations, counts or dtypes), aborted. After a failure last_error() names the operation, the time waited and the reason, and the
-/// communicator stays failed: every later call returns the same error at once.
+/// Every call blocks until this rank's result is there (host) or is enqueued (device), or fails: timeout, peer_mismatch
+/// (ranks called different operations, counts or dtypes), aborted. After a failure last_error() names the operation,
+/// the time waited and the reason, and the communicator stays failed: every later call returns the same error at once.
 class GRADGATE_API Communicator {
  public:
   virtual ~Communicator() = default;
@@ -43,14 +52,19 @@ class GRADGATE_API Communicator {
   virtual const char* description() const noexcept = 0;
 
   /// recv[i] = Σ over ranks of send[i], i < count, summed in rank order. send may equal recv.
-  virtual Status all_reduce_sum(const void* send, void* recv, size_t count, DType dtype, Stream stream, Deadline deadline) noexcept = 0;
+  virtual Status all_reduce_sum(const void* send, void* recv, size_t count, DType dtype, Stream stream,
+                                Deadline deadline) noexcept = 0;
   /// recv holds size() blocks of `count` elements in rank order. send may be the own block of recv.
-  virtual Status all_gather(const void* send, void* recv, size_t count, DType dtype, Stream stream, Deadline deadline) noexcept = 0;
+  virtual Status all_gather(const void* send, void* recv, size_t count, DType dtype, Stream stream,
+                            Deadline deadline) noexcept = 0;
   /// send and recv hold size() blocks of `count` elements: block r of send goes to rank r. They must not overlap.
-  virtual Status all_to_all(const void* send, void* recv, size_t count, DType dtype, Stream stream, Deadline deadline) noexcept = 0;
+  virtual Status all_to_all(const void* send, void* recv, size_t count, DType dtype, Stream stream,
+                            Deadline deadline) noexcept = 0;
   /// send holds size() blocks of `count` elements; recv gets the sum of block rank() over all ranks. No overlap.
-  virtual Status reduce_scatter_sum(const void* send, void* recv, size_t count, DType dtype, Stream stream, Deadline deadline) noexcept = 0;
-  virtual Status broadcast(void* data, size_t count, DType dtype, int root, Stream stream, Deadline deadline) noexcept = 0;
+  virtual Status reduce_scatter_sum(const void* send, void* recv, size_t count, DType dtype, Stream stream,
+                                    Deadline deadline) noexcept = 0;
+  virtual Status broadcast(void* data, size_t count, DType dtype, int root, Stream stream,
+                           Deadline deadline) noexcept = 0;
   virtual Status barrier(Stream stream, Deadline deadline) noexcept = 0;
 
   /// Ranks with the same color form a communicator, ordered by key, then by rank. Collective.
@@ -86,9 +100,11 @@ struct LinkSpec {
 };
 enum class ClockKind : uint8_t { real, virtual_time };
 
-/// Wraps `inner` and makes each collective last as long as the ring or pairwise algorithm would take on `link` (gate/cost.h), counted from the
-/// arrival of the last rank. On a real clock it sleeps for what is left; on a virtual clock it only moves the clock, which every rank
-/// shares and which Communicator::advance() moves for computation. An emulation, and described as one. `inner` must outlive it.
-GRADGATE_API Status make_shaped(Communicator& inner, LinkSpec link, ClockKind clock, std::unique_ptr<Communicator>* out) noexcept;
+/// Wraps `inner` and makes each collective last as long as the ring or pairwise algorithm would take on `link`
+/// (gate/cost.h), counted from the arrival of the last rank. On a real clock it sleeps for what is left; on a virtual
+/// clock it only moves the clock, which every rank shares and which Communicator::advance() moves for computation. An
+/// emulation, and described as one. `inner` must outlive it.
+GRADGATE_API Status make_shaped(Communicator& inner, LinkSpec link, ClockKind clock,
+                                std::unique_ptr<Communicator>* out) noexcept;
 
 }  // namespace gradgate

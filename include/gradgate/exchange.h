@@ -1,6 +1,6 @@
-// Exchanges: how a gradient is reduced with a codec, as state machines without I/O. begin() encodes, next() hands out one collective after the
-// other, the driver performs it and calls again. The same machine serves C++ communicators, streams, and torch.distributed through
-// the C ABI. Conservation law and error feedback: docs/determinism.md.
+// Exchanges: how a gradient is reduced with a codec, as state machines without I/O. begin() encodes, next() hands out
+// one collective after the other, the driver performs it and calls again. The same machine serves C++ communicators,
+// streams, and torch.distributed through the C ABI. Conservation law and error feedback: docs/determinism.md.
 #pragma once
 
 #include <cstddef>
@@ -33,20 +33,20 @@ enum class Feedback : uint8_t {
 /// Everything that is known before the gradient is: sizes follow from it alone.
 struct ExchangeShape {
   Candidate candidate;
-  size_t count = 0;         ///< elements of the bucket, any n ≥ 0
+  size_t count = 0;  ///< elements of the bucket, any n ≥ 0
   DType dtype = DType::f32;
   int rank = 0, ranks = 1;
-  unsigned width = 1;       ///< executor threads
+  unsigned width = 1;  ///< executor threads
 };
 
 struct ExchangeArgs {
   ExchangeShape shape;
-  Vec gradient;              ///< in: this rank's gradient; out: the average over ranks, in its dtype. Changed only by the last next().
-                             ///< (all_reduce works in place: it is scaled by begin().)
-  float* residual = nullptr; ///< shape.count elements, sum units; required for Feedback::apply and flush
+  Vec gradient;  ///< in: this rank's gradient; out: the average over ranks, in its dtype. Changed only by the last
+                 ///< next(). (all_reduce works in place: it is scaled by begin().)
+  float* residual = nullptr;  ///< shape.count elements, sum units; required for Feedback::apply and flush
   Feedback feedback = Feedback::none;
-  Bytes workspace;           ///< at least exchange_workspace_bytes(shape), any alignment
-  Seed seed;                 ///< key, tensor and step; stream is set by the exchange
+  Bytes workspace;  ///< at least exchange_workspace_bytes(shape), any alignment
+  Seed seed;        ///< key, tensor and step; stream is set by the exchange
   Executor executor;
 };
 
@@ -55,28 +55,31 @@ struct CollectiveCall {
   Collective kind = Collective::none;
   const void* send = nullptr;
   void* recv = nullptr;
-  size_t count = 0;          ///< as in Communicator: per block, or of the vector for all_reduce
+  size_t count = 0;  ///< as in Communicator: per block, or of the vector for all_reduce
   DType dtype = DType::u8;
 };
 
 /// Bytes of workspace; 0 is possible. Exact and a pure function of the shape.
 GRADGATE_API size_t exchange_workspace_bytes(const ExchangeShape& shape) noexcept;
-/// Bytes that stand for M/r when the exchange is priced: the size of all ranks' slots of one phase (two_shot: ranks × payload of a shard), of
-/// the vector for all_reduce; 0 when the codec does not take the dtype.
+/// Bytes that stand for M/r when the exchange is priced: the size of all ranks' slots of one phase (two_shot: ranks ×
+/// payload of a shard), of the vector for all_reduce; 0 when the codec does not take the dtype.
 GRADGATE_API size_t exchange_wire_bytes(const ExchangeShape& shape) noexcept;
 
 /// The state machine. No allocation, no I/O, no clock; about 500 bytes, movable between calls.
 class GRADGATE_API ExchangeMachine {
  public:
-  /// Checks the arguments and encodes. An error (invalid_argument, unsupported, workspace_too_small) leaves everything untouched and the machine
-  /// idle. After a failure to encode begin() is ok and the machine runs on: it sends error payloads and the last next() fails on every rank.
+  /// Checks the arguments and encodes. An error (invalid_argument, unsupported, workspace_too_small) leaves everything
+  /// untouched and the machine idle. After a failure to encode begin() is ok and the machine runs on: it sends error
+  /// payloads and the last next() fails on every rank.
   Status begin(const ExchangeArgs& args) noexcept;
-  /// First call: the first collective. Later calls: consumes the collective just performed and gives the next one, or kind none when the
-  /// gradient holds the average. Only the last call fails, and then on every rank: the rank that failed gets its own code, the others peer_failed;
-  /// peer_mismatch where steps or specs differ; bad_payload on a rank that received one. The gradient is then untouched, the residual is not.
+  /// First call: the first collective. Later calls: consumes the collective just performed and gives the next one, or
+  /// kind none when the gradient holds the average. Only the last call fails, and then on every rank: the rank that
+  /// failed gets its own code, the others peer_failed; peer_mismatch where steps or specs differ; bad_payload on a rank
+  /// that received one. The gradient is then untouched, the residual is not.
   Status next(CollectiveCall* call) noexcept;
-  /// Fails this rank's part on purpose (a rank that ran out of memory, a test): the next payload it sends is an error payload. An all_reduce
-  /// carries no payload: its first next() fails here, and the peers' wait for this rank ends at their deadline.
+  /// Fails this rank's part on purpose (a rank that ran out of memory, a test): the next payload it sends is an error
+  /// payload. An all_reduce carries no payload: its first next() fails here, and the peers' wait for this rank ends at
+  /// their deadline.
   void fail(StatusCode code) noexcept;
 
   /// Elements of x that were not finite on this rank, both stages. all_reduce does not look.
@@ -98,7 +101,7 @@ class GRADGATE_API ExchangeMachine {
 
   ExchangeArgs args_;
   Phase phase_ = Phase::idle;
-  Status failed_;            ///< first failure seen by this rank
+  Status failed_;  ///< first failure seen by this rank
   uint64_t non_finite_ = 0;
   Message error_;
 };
@@ -108,24 +111,24 @@ struct ExchangeTimes {
   double encode_s = 0, transfer_s = 0, decode_s = 0;
 };
 
-/// Codec speed that is charged on a virtual clock, in bytes of the gradient per second of encoding and of decoding (0: free). A real clock
-/// measures instead and ignores this.
+/// Codec speed that is charged on a virtual clock, in bytes of the gradient per second of encoding and of decoding (0:
+/// free). A real clock measures instead and ignores this.
 struct CodecRates {
   double encode_bytes_per_s = 0, decode_bytes_per_s = 0;
 };
 
-/// Drives a machine over a communicator: the C++ issuer. Any failure names the operation in `why` (optional, as is `times`). Every
-/// collective may wait timeout_s for its peers. encode_s is begin() and, for two_shot, the owner's sum; decode_s is what follows the last collective. An
-/// all_reduce is transfer as a whole, its scaling included.
-GRADGATE_API Status run_exchange(Communicator& comm, const ExchangeArgs& args, double timeout_s, const CodecRates& rates, ExchangeTimes* times,
-                                 Message* why) noexcept;
+/// Drives a machine over a communicator: the C++ issuer. Any failure names the operation in `why` (optional, as is
+/// `times`). Every collective may wait timeout_s for its peers. encode_s is begin() and, for two_shot, the owner's sum;
+/// decode_s is what follows the last collective. An all_reduce is transfer as a whole, its scaling included.
+GRADGATE_API Status run_exchange(Communicator& comm, const ExchangeArgs& args, double timeout_s,
+                                 const CodecRates& rates, ExchangeTimes* times, Message* why) noexcept;
 
-/// Times the codec work of one exchange without any communication and without changing gradient or residual: this rank's payloads stand in for its
-/// peers'. `scratch` holds exchange_shadow_bytes(shape) bytes, any alignment. Both times are split as in run_exchange(); a virtual clock is
-/// charged by the same rates. all_reduce: nothing to time, both are 0. With Feedback::apply a null residual
-/// stands for zeros; args.workspace is not used.
+/// Times the codec work of one exchange without any communication and without changing gradient or residual: this
+/// rank's payloads stand in for its peers'. `scratch` holds exchange_shadow_bytes(shape) bytes, any alignment. Both
+/// times are split as in run_exchange(); a virtual clock is charged by the same rates. all_reduce: nothing to time,
+/// both are 0. With Feedback::apply a null residual stands for zeros; args.workspace is not used.
 GRADGATE_API size_t exchange_shadow_bytes(const ExchangeShape& shape) noexcept;
-GRADGATE_API Status shadow_exchange(Communicator& clock, const ExchangeArgs& args, Bytes scratch, const CodecRates& rates,
-                                    ExchangeTimes* times) noexcept;
+GRADGATE_API Status shadow_exchange(Communicator& clock, const ExchangeArgs& args, Bytes scratch,
+                                    const CodecRates& rates, ExchangeTimes* times) noexcept;
 
 }  // namespace gradgate

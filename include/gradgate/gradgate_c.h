@@ -1,7 +1,8 @@
 /* C interface of gradgate: sessions over thread ranks, and the exchange state machine for any other transport.
  *
- * Every fallible function returns a status code (0 = ok, values of gradgate/status.h) and throws nothing. Objects are used by one thread
- * at a time; strings returned by a function live until the next call on the same object. Sizes are elements unless named bytes. */
+ * Every fallible function returns a status code (0 = ok, values of gradgate/status.h) and throws nothing. Objects are
+ * used by one thread at a time; strings returned by a function live until the next call on the same object. Sizes are
+ * elements unless named bytes. */
 #ifndef GRADGATE_C_H_
 #define GRADGATE_C_H_
 
@@ -17,12 +18,21 @@ extern "C" {
 enum { GG_F32 = 0, GG_BF16 = 1, GG_F16 = 2, GG_F64 = 3, GG_U8 = 4 };
 enum { GG_AUTO = 0, GG_ON = 1, GG_OFF = 2, GG_OBSERVE = 3 };
 enum { GG_FEEDBACK_NONE = 0, GG_FEEDBACK_APPLY = 1, GG_FEEDBACK_FLUSH = 2 };
-enum { GG_DONE = 0, GG_ALL_REDUCE = 1, GG_ALL_GATHER = 2, GG_ALL_TO_ALL = 3, GG_REDUCE_SCATTER = 4, GG_BROADCAST = 5, GG_BARRIER = 6 };
+enum {
+  GG_DONE = 0,
+  GG_ALL_REDUCE = 1,
+  GG_ALL_GATHER = 2,
+  GG_ALL_TO_ALL = 3,
+  GG_REDUCE_SCATTER = 4,
+  GG_BROADCAST = 5,
+  GG_BARRIER = 6
+};
 
 GG_API const char* gg_version(void);
 GG_API const char* gg_status_message(int status);
 
-/* --- communicators ------------------------------------------------------------------------------------------------------------ */
+/* --- communicators
+ * ------------------------------------------------------------------------------------------------------------ */
 typedef struct gg_thread_group gg_thread_group; /* ranks as threads of this process */
 typedef struct gg_comm gg_comm;                 /* one rank */
 
@@ -30,20 +40,23 @@ GG_API int gg_thread_group_create(int ranks, gg_thread_group** out);
 GG_API void gg_thread_group_destroy(gg_thread_group* group);
 /* One rank's communicator, owned by the group, for one thread. Null outside 0 … ranks-1. */
 GG_API gg_comm* gg_thread_group_rank(gg_thread_group* group, int rank);
-/* Paces `inner` to a link of `alpha_s` seconds and `beta_bytes_per_s` (emulated). The result is destroyed by gg_comm_destroy, before `inner`. */
-GG_API int gg_comm_create_shaped(gg_comm* inner, double alpha_s, double beta_bytes_per_s, int virtual_clock, gg_comm** out);
+/* Paces `inner` to a link of `alpha_s` seconds and `beta_bytes_per_s` (emulated). The result is destroyed by
+ * gg_comm_destroy, before `inner`. */
+GG_API int gg_comm_create_shaped(gg_comm* inner, double alpha_s, double beta_bytes_per_s, int virtual_clock,
+                                 gg_comm** out);
 GG_API void gg_comm_destroy(gg_comm* comm);
 
-/* --- session ------------------------------------------------------------------------------------------------------------------ */
+/* --- session
+ * ------------------------------------------------------------------------------------------------------------------ */
 typedef struct gg_session gg_session;
 
 typedef struct gg_session_options {
-  size_t size;              /* sizeof(gg_session_options), set by gg_session_options_init: lets the struct grow */
-  int mode;                 /* GG_AUTO … */
-  const char* codecs;       /* comma-separated specs, e.g. "bf16,int8"; copied */
+  size_t size;        /* sizeof(gg_session_options), set by gg_session_options_init: lets the struct grow */
+  int mode;           /* GG_AUTO … */
+  const char* codecs; /* comma-separated specs, e.g. "bf16,int8"; copied */
   uint64_t seed;
-  double timeout_s;         /* of every wait for a peer */
-  double link_alpha_s;      /* a known link; both 0: the link is probed */
+  double timeout_s;    /* of every wait for a peer */
+  double link_alpha_s; /* a known link; both 0: the link is probed */
   double link_beta_bytes_per_s;
   void (*log)(void* context, const char* line, size_t length); /* decision log, JSONL; may be null */
   void* log_context;
@@ -68,7 +81,8 @@ typedef struct gg_session_stats {
 
 GG_API void gg_session_options_init(gg_session_options* options); /* auto, "bf16,int8", 30 s */
 /* Collective. On failure `why` (may be null) receives at most why_bytes of text and *out is null. */
-GG_API int gg_session_create(gg_comm* comm, const gg_session_options* options, gg_session** out, char* why, size_t why_bytes);
+GG_API int gg_session_create(gg_comm* comm, const gg_session_options* options, gg_session** out, char* why,
+                             size_t why_bytes);
 GG_API void gg_session_destroy(gg_session* session);
 GG_API int gg_session_set_layout(gg_session* session, const gg_bucket* buckets, size_t count);
 /* Averages data over the ranks, in place. */
@@ -82,11 +96,12 @@ GG_API int gg_session_save_state(const gg_session* session, void* out, size_t by
 GG_API int gg_session_load_state(gg_session* session, const void* state, size_t bytes);
 GG_API const char* gg_session_last_error(const gg_session* session);
 
-/* --- exchange: bring your own collectives ---------------------------------------------------------------------------------------- */
+/* --- exchange: bring your own collectives
+ * ---------------------------------------------------------------------------------------- */
 typedef struct gg_exchange gg_exchange;
 
-/* One collective to perform: kind is GG_DONE when the gradient holds the average. count is per rank's block (of the vector for
- * GG_ALL_REDUCE); dtype is the element type of send and recv. */
+/* One collective to perform: kind is GG_DONE when the gradient holds the average. count is per rank's block (of the
+ * vector for GG_ALL_REDUCE); dtype is the element type of send and recv. */
 typedef struct gg_call {
   int kind;
   const void* send;
@@ -96,10 +111,12 @@ typedef struct gg_call {
 } gg_call;
 
 /* A machine for one bucket: codec spec text, elements, dtype of the gradient. It owns its workspace. */
-GG_API int gg_exchange_create(const char* codec, size_t count, int dtype, int rank, int ranks, gg_exchange** out, char* why, size_t why_bytes);
+GG_API int gg_exchange_create(const char* codec, size_t count, int dtype, int rank, int ranks, gg_exchange** out,
+                              char* why, size_t why_bytes);
 GG_API void gg_exchange_destroy(gg_exchange* exchange);
 /* Encodes. `residual`: count floats in sum units, or null with GG_FEEDBACK_NONE. */
-GG_API int gg_exchange_begin(gg_exchange* exchange, void* gradient, float* residual, int feedback, uint64_t key, uint32_t tensor, uint32_t step);
+GG_API int gg_exchange_begin(gg_exchange* exchange, void* gradient, float* residual, int feedback, uint64_t key,
+                             uint32_t tensor, uint32_t step);
 /* First call: the first collective. Later: consumes the one just performed. */
 GG_API int gg_exchange_next(gg_exchange* exchange, gg_call* call);
 GG_API const char* gg_exchange_last_error(const gg_exchange* exchange);

@@ -52,8 +52,8 @@ static_assert(std::is_trivially_copyable_v<Status> && sizeof(Status) == 16);
 }  // namespace gradgate
 
 /// Returns from the enclosing function when `expression` is not ok.
-#define GRADGATE_TRY(expression)                                   \
-  do {                                                             \
-    const ::gradgate::Status gradgate_status_ = (expression);      \
-    if (!gradgate_status_.ok()) return gradgate_status_;           \
+#define GRADGATE_TRY(expression)                              \
+  do {                                                        \
+    const ::gradgate::Status gradgate_status_ = (expression); \
+    if (!gradgate_status_.ok()) return gradgate_status_;      \
   } while (0)

@@ -17,11 +17,16 @@ enum class DType : uint8_t { f32 = 0, bf16 = 1, f16 = 2, f64 = 3, u8 = 4 };
 /// Bytes of one element.
 constexpr size_t dtype_bytes(DType dtype) noexcept {
   switch (dtype) {
-    case DType::f32: return 4;
-    case DType::bf16: return 2;
-    case DType::f16: return 2;
-    case DType::f64: return 8;
-    case DType::u8: return 1;
+    case DType::f32:
+      return 4;
+    case DType::bf16:
+      return 2;
+    case DType::f16:
+      return 2;
+    case DType::f64:
+      return 8;
+    case DType::u8:
+      return 1;
   }
   return 0;
 }
@@ -56,10 +61,10 @@ struct Seed {
 
 /// How a codec's payload travels.
 enum class Exchange : uint8_t {
-  all_reduce = 0,  ///< the backend sums in the gradient's (or the payload's) dtype
-  two_shot = 1,    ///< all-to-all of encoded shards, sum at the owner, all-gather of the re-encoded sums
-  all_gather = 2,  ///< every rank receives every payload
-  hierarchical = 3 ///< dense inside the node, one of the above between nodes
+  all_reduce = 0,   ///< the backend sums in the gradient's (or the payload's) dtype
+  two_shot = 1,     ///< all-to-all of encoded shards, sum at the owner, all-gather of the re-encoded sums
+  all_gather = 2,   ///< every rank receives every payload
+  hierarchical = 3  ///< dense inside the node, one of the above between nodes
 };
 GRADGATE_API const char* exchange_name(Exchange exchange) noexcept;
 

@@ -10,10 +10,12 @@
 namespace gradgate::cli {
 namespace {
 
-double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
-/// Runs `body(rank)` on one thread per rank; the first error (by rank) is thrown when all threads have ended. A body that throws aborts the group,
-/// so that nobody waits for it.
+/// Runs `body(rank)` on one thread per rank; the first error (by rank) is thrown when all threads have ended. A body
+/// that throws aborts the group, so that nobody waits for it.
 void on_ranks(ThreadGroup& group, const std::function<void(int)>& body) {
   std::vector<std::string> errors(static_cast<size_t>(group.size()));
   std::vector<std::thread> threads;
@@ -58,8 +60,8 @@ std::vector<CodecSpec> parse_specs(const std::vector<std::string>& texts) {
 }
 
 /// One session for one rank, with the whole gradient as one bucket. `codecs` empty: dense.
-std::unique_ptr<Session> make_session(Communicator& comm, const DemoSetup& setup, Mode mode, std::span<const CodecSpec> codecs,
-                                      const digits::Trainer& trainer) {
+std::unique_ptr<Session> make_session(Communicator& comm, const DemoSetup& setup, Mode mode,
+                                      std::span<const CodecSpec> codecs, const digits::Trainer& trainer) {
   SessionOptions options;
   options.mode = mode;
   options.codecs = codecs;
@@ -69,7 +71,8 @@ std::unique_ptr<Session> make_session(Communicator& comm, const DemoSetup& setup
   Message why;
   check(Session::create(comm, options, &session, &why), why.text);
   std::vector<ParamSlice> slices;
-  for (const digits::ParameterSlice& p : trainer.parameters()) slices.push_back({static_cast<uint64_t>(p.id), p.offset, p.count});
+  for (const digits::ParameterSlice& p : trainer.parameters())
+    slices.push_back({static_cast<uint64_t>(p.id), p.offset, p.count});
   const BucketLayout bucket{DType::f32, slices};
   check(session->set_layout({&bucket, 1}), session->last_error());
   return session;
@@ -88,7 +91,9 @@ StepTime summarize(std::vector<double> seconds) {
   t.samples = static_cast<int>(seconds.size());
   if (seconds.empty()) return t;
   std::sort(seconds.begin(), seconds.end());
-  const auto at = [&](double q) { return seconds[static_cast<size_t>(q * static_cast<double>(seconds.size() - 1) + 0.5)]; };
+  const auto at = [&](double q) {
+    return seconds[static_cast<size_t>(q * static_cast<double>(seconds.size() - 1) + 0.5)];
+  };
   t.median_s = at(0.5);
   t.low_s = at(0.1);
   t.high_s = at(0.9);
@@ -116,7 +121,8 @@ std::vector<TrainingResult> train_per_codec(const DemoSetup& setup, const DemoPr
       for (uint64_t step = 0; step < setup.recipe.steps; ++step) {
         train_step(trainer, *session, step);
         if (r == 0 && step % 10 == 0)
-          progress("training with " + result.codec, static_cast<double>(step) / static_cast<double>(setup.recipe.steps));
+          progress("training with " + result.codec,
+                   static_cast<double>(step) / static_cast<double>(setup.recipe.steps));
       }
       hashes[static_cast<size_t>(r)] = trainer.weights_hash();
       if (r == 0) {
@@ -157,7 +163,8 @@ LinkResult run_link(const DemoSetup& setup, const LinkSpec* link, const DemoProg
         settled = static_cast<int>(step) + 1;
         if (r == 0) result.settle_s = seconds_now() - start;
       }
-      if (r == 0 && step % 10 == 0) progress("training under the gate", 0.6 * static_cast<double>(step) / static_cast<double>(setup.recipe.steps));
+      if (r == 0 && step % 10 == 0)
+        progress("training under the gate", 0.6 * static_cast<double>(step) / static_cast<double>(setup.recipe.steps));
     }
     hashes[static_cast<size_t>(r)] = trainer.weights_hash();
     if (r == 0) {
@@ -172,7 +179,8 @@ LinkResult run_link(const DemoSetup& setup, const LinkSpec* link, const DemoProg
     // Interleaved windows, in turn, so that a slow second of the machine hits all of them alike.
     std::vector<std::unique_ptr<Session>> sessions;
     for (const CodecSpec& spec : specs)
-      sessions.push_back(make_session(comm, setup, spec.id == CodecId::none ? Mode::off : Mode::on, {&spec, 1}, trainer));
+      sessions.push_back(
+          make_session(comm, setup, spec.id == CodecId::none ? Mode::off : Mode::on, {&spec, 1}, trainer));
     uint64_t step = setup.recipe.steps;
     for (int round = 0; round < setup.rounds; ++round) {
       for (size_t c = 0; c < configs; ++c) {
@@ -188,7 +196,8 @@ LinkResult run_link(const DemoSetup& setup, const LinkSpec* link, const DemoProg
         }
         if (r == 0)
           progress("timing " + (c < specs.size() ? setup.codecs[c] : std::string("auto")),
-                   0.6 + 0.4 * static_cast<double>(static_cast<size_t>(round) * configs + c + 1) / static_cast<double>(static_cast<size_t>(setup.rounds) * configs));
+                   0.6 + 0.4 * static_cast<double>(static_cast<size_t>(round) * configs + c + 1) /
+                             static_cast<double>(static_cast<size_t>(setup.rounds) * configs));
       }
     }
   });

@@ -1,4 +1,5 @@
-// The runs behind `gradgate demo`: the digits training over thread ranks, once per codec for accuracy, and per link for step times. No printing.
+// The runs behind `gradgate demo`: the digits training over thread ranks, once per codec for accuracy, and per link for
+// step times. No printing.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,9 @@ struct DemoSetup {
   int ranks = 4;
   uint64_t seed = 1;
   digits::Recipe recipe;
-  std::vector<std::string> codecs = {"none", "bf16", "int8", "chunk-topk:" + std::to_string(recipe.topk_keep) + "/" + std::to_string(recipe.topk_chunk)};
+  std::vector<std::string> codecs = {
+      "none", "bf16", "int8",
+      "chunk-topk:" + std::to_string(recipe.topk_keep) + "/" + std::to_string(recipe.topk_chunk)};
   int rounds = 3;         ///< of interleaved windows per link
   int window = 10;        ///< steps of a window; the first kWindowDiscard are not counted
   double timeout_s = 60;  ///< of every wait
@@ -28,8 +31,8 @@ using DemoProgress = std::function<void(const std::string& what, double fraction
 
 struct TrainingResult {
   std::string codec;
-  double accuracy = 0;       ///< share of the test images, on rank 0
-  double wire_ratio = 1;     ///< gradient bytes ÷ bytes that were sent in their place
+  double accuracy = 0;          ///< share of the test images, on rank 0
+  double wire_ratio = 1;        ///< gradient bytes ÷ bytes that were sent in their place
   bool replicas_equal = false;  ///< the parameters of all ranks ended bit-identical
 };
 /// One training per codec, unshaped. Throws RunError with the session's message when a rank fails.
@@ -43,16 +46,17 @@ struct StepTime {
 struct LinkResult {
   std::vector<StepTime> fixed;  ///< one per codec of the setup
   StepTime automatic;
-  std::string chosen;           ///< the codec auto settled on
-  std::string phase;            ///< of the gate, when its training ended
-  std::string explanation;      ///< the inequality
-  double accuracy = 0;          ///< of the training under auto, after equal steps
+  std::string chosen;       ///< the codec auto settled on
+  std::string phase;        ///< of the gate, when its training ended
+  std::string explanation;  ///< the inequality
+  double accuracy = 0;      ///< of the training under auto, after equal steps
   bool replicas_equal = false;
-  int settle_steps = 0;         ///< steps until the gate was in hold; −1: not within the training
-  double gate_s = 0;            ///< probing, shadow measurements and agreements of that training
-  double settle_s = 0;          ///< wall time of the steps before hold
+  int settle_steps = 0;  ///< steps until the gate was in hold; −1: not within the training
+  double gate_s = 0;     ///< probing, shadow measurements and agreements of that training
+  double settle_s = 0;   ///< wall time of the steps before hold
 };
-/// Trains under auto on the link (null: the thread ranks as they are), then times all codecs and auto in interleaved windows.
+/// Trains under auto on the link (null: the thread ranks as they are), then times all codecs and auto in interleaved
+/// windows.
 LinkResult run_link(const DemoSetup& setup, const LinkSpec* link, const DemoProgress& progress);
 
 }  // namespace gradgate::cli

@@ -1,4 +1,5 @@
-// What codecs do to a real training: the digits, four ranks with sorted shards, through sessions. Deterministic: no time is measured.
+// What codecs do to a real training: the digits, four ranks with sorted shards, through sessions. Deterministic: no
+// time is measured.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -31,46 +32,52 @@ struct Outcome {
   uint64_t compressed = 0;
 };
 
-/// One training. With a link the ranks share a virtual clock on which computing a gradient takes 5 ms and codecs run at 2 GB/s.
-Outcome train(uint64_t seed, Mode mode, const std::vector<CodecSpec>& codecs, const LinkSpec* link = nullptr, uint64_t steps = 0) {
+/// One training. With a link the ranks share a virtual clock on which computing a gradient takes 5 ms and codecs run at
+/// 2 GB/s.
+Outcome train(uint64_t seed, Mode mode, const std::vector<CodecSpec>& codecs, const LinkSpec* link = nullptr,
+              uint64_t steps = 0) {
   Outcome outcome;
   digits::Recipe recipe;
   if (steps != 0) recipe.steps = steps;
   std::vector<uint64_t> hashes(kRanks);
   const auto group = make_group(kRanks);
-  run_on(*group, [&](Communicator& bare) {
-    std::unique_ptr<Communicator> shaped;
-    if (link != nullptr) {
-      ASSERT_TRUE(make_shaped(bare, *link, ClockKind::virtual_time, &shaped).ok());
-    }
-    Communicator& comm = link != nullptr ? *shaped : bare;
-    digits::Trainer trainer(static_cast<size_t>(comm.rank()), kRanks, seed, recipe);
-    SessionOptions options;
-    options.mode = mode;
-    options.codecs = codecs;
-    options.timeout_s = 100;
-    options.virtual_rates = {2e9, 2e9};
-    std::unique_ptr<Session> session;
-    Message why;
-    ASSERT_TRUE(Session::create(comm, options, &session, &why).ok()) << why.text;
-    std::vector<ParamSlice> slices;
-    for (const digits::ParameterSlice& p : trainer.parameters()) slices.push_back({p.id, p.offset, p.count});
-    const BucketLayout bucket{DType::f32, slices};
-    ASSERT_TRUE(session->set_layout({&bucket, 1}).ok()) << session->last_error();
-    for (uint64_t step = 0; step < recipe.steps; ++step) {
-      trainer.compute_gradient(step);
-      comm.advance(5e-3);
-      ASSERT_TRUE(session->all_reduce(0, {trainer.gradient().data(), trainer.gradient().size(), DType::f32}).ok()) << session->last_error();
-      trainer.apply(trainer.gradient());
-    }
-    hashes[static_cast<size_t>(comm.rank())] = trainer.weights_hash();
-    if (comm.rank() == 0) {
-      outcome.accuracy = 100 * trainer.accuracy();
-      outcome.chosen = format_codec(session->current(0).codec).text;
-      outcome.phase = session->phase();
-      outcome.compressed = session->stats().compressed_buckets;
-    }
-  }, 500);
+  run_on(
+      *group,
+      [&](Communicator& bare) {
+        std::unique_ptr<Communicator> shaped;
+        if (link != nullptr) {
+          ASSERT_TRUE(make_shaped(bare, *link, ClockKind::virtual_time, &shaped).ok());
+        }
+        Communicator& comm = link != nullptr ? *shaped : bare;
+        digits::Trainer trainer(static_cast<size_t>(comm.rank()), kRanks, seed, recipe);
+        SessionOptions options;
+        options.mode = mode;
+        options.codecs = codecs;
+        options.timeout_s = 100;
+        options.virtual_rates = {2e9, 2e9};
+        std::unique_ptr<Session> session;
+        Message why;
+        ASSERT_TRUE(Session::create(comm, options, &session, &why).ok()) << why.text;
+        std::vector<ParamSlice> slices;
+        for (const digits::ParameterSlice& p : trainer.parameters()) slices.push_back({p.id, p.offset, p.count});
+        const BucketLayout bucket{DType::f32, slices};
+        ASSERT_TRUE(session->set_layout({&bucket, 1}).ok()) << session->last_error();
+        for (uint64_t step = 0; step < recipe.steps; ++step) {
+          trainer.compute_gradient(step);
+          comm.advance(5e-3);
+          ASSERT_TRUE(session->all_reduce(0, {trainer.gradient().data(), trainer.gradient().size(), DType::f32}).ok())
+              << session->last_error();
+          trainer.apply(trainer.gradient());
+        }
+        hashes[static_cast<size_t>(comm.rank())] = trainer.weights_hash();
+        if (comm.rank() == 0) {
+          outcome.accuracy = 100 * trainer.accuracy();
+          outcome.chosen = format_codec(session->current(0).codec).text;
+          outcome.phase = session->phase();
+          outcome.compressed = session->stats().compressed_buckets;
+        }
+      },
+      500);
   for (const uint64_t hash : hashes) EXPECT_EQ(hash, hashes[0]) << "replicas differ";
   return outcome;
 }

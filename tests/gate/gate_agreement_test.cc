@@ -12,8 +12,8 @@ namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-// Runs start-up on `costs.size()` ranks that measured different codec times for each bucket (encode + decode, seconds) while
-// T(M) − T(M/r) is `gain`; returns the gates after the first agreement and their logs.
+// Runs start-up on `costs.size()` ranks that measured different codec times for each bucket (encode + decode, seconds)
+// while T(M) − T(M/r) is `gain`; returns the gates after the first agreement and their logs.
 struct Disagreement {
   std::vector<Gate> gates;
   std::vector<std::string> logs;
@@ -92,7 +92,8 @@ TEST(GateAgreement, TwoHundredNoisyBucketsAreDecidedAlike) {
     for (size_t b = 0; b < 200; ++b) {
       double slowest = 0;
       for (const auto& rank : costs) slowest = std::max(slowest, rank[b]);
-      for (size_t r = 0; r < ranks; ++r) EXPECT_EQ(all.opens(r, b), slowest < 1.10e-3) << "bucket " << b << " rank " << r;
+      for (size_t r = 0; r < ranks; ++r)
+        EXPECT_EQ(all.opens(r, b), slowest < 1.10e-3) << "bucket " << b << " rank " << r;
       open += all.opens(0, b);
     }
     EXPECT_GT(open, 0);
@@ -296,7 +297,8 @@ TEST(GateState, ResumesExactly) {
   for (const uint64_t cut : {5u, 25u, 70u, 333u}) {
     World w;
     w.noise = 0.02;
-    w.codecs = {SimCodec{"bf16", Exchange::two_shot, 1, 2, 8e9, 16e9}, SimCodec{"int8", Exchange::two_shot, 2, 3.94, 4e9, 8e9, 80e-3}};
+    w.codecs = {SimCodec{"bf16", Exchange::two_shot, 1, 2, 8e9, 16e9},
+                SimCodec{"int8", Exchange::two_shot, 2, 3.94, 4e9, 8e9, 80e-3}};
     Simulation whole(w, {}), first(w, {}), resumed(w, {});
     whole.run(600);
     first.run(cut);
@@ -344,7 +346,8 @@ TEST(GateLog, EveryLineIsStrictJsonOnEveryRankAlike) {
   std::setlocale(LC_NUMERIC, "de_DE.UTF-8");  // a comma would break it; no effect where the locale is not installed
   World w;
   w.noise = 0.02;
-  w.codecs = {SimCodec{"bf\"16\\\n", Exchange::two_shot, 1, 2, 8e9, 16e9}, SimCodec{"int8", Exchange::two_shot, 2, 3.94, 4e9, 8e9, 80e-3}};
+  w.codecs = {SimCodec{"bf\"16\\\n", Exchange::two_shot, 1, 2, 8e9, 16e9},
+              SimCodec{"int8", Exchange::two_shot, 2, 3.94, 4e9, 8e9, 80e-3}};
   w.bucket_bytes = {4e6, 0, 2e6};
   Simulation sim(w, {});
   sim.run(500);
@@ -358,7 +361,8 @@ TEST(GateLog, EveryLineIsStrictJsonOnEveryRankAlike) {
     EXPECT_TRUE(record.contains("step") && record.contains("epoch"));
     events.insert(record.at("event").get<std::string>());
   }
-  for (const char* event : {"start", "startup", "predict", "verify", "close", "hold"}) EXPECT_TRUE(events.count(event)) << event;
+  for (const char* event : {"start", "startup", "predict", "verify", "close", "hold"})
+    EXPECT_TRUE(events.count(event)) << event;
   for (uint32_t r = 1; r < w.ranks; ++r) EXPECT_EQ(sim.logs[r], sim.logs[0]);
   EXPECT_EQ(nlohmann::json::parse(sim.logs[0][0]).at("candidates").at(0), "bf\"16\\\n");
 }

@@ -36,7 +36,8 @@ TEST(GateLife, SlowLinkOpensVerifiesAndHolds) {
   const double plan = 20e-3 + two_shot_exchange(50e-6, 125e6, 4, 4e6 / 3.94) + 4e6 / 4e9 + 1.75 * 4e6 / 8e9;
   const GateTotals totals = sim.gates[0].totals();
   EXPECT_NEAR(totals.dense_step_s / totals.plan_step_s, dense / plan, 0.05);
-  EXPECT_NEAR(totals.saved_s, (dense - plan) * (16 + 256), 0.03 * (dense - plan) * (16 + 256)) << "verification and hold";
+  EXPECT_NEAR(totals.saved_s, (dense - plan) * (16 + 256), 0.03 * (dense - plan) * (16 + 256))
+      << "verification and hold";
   const std::string text = sim.gates[0].explain(0).text;
   EXPECT_NE(text.find("→ int8 (verified 2."), std::string::npos) << text;
   EXPECT_NE(std::string(sim.gates[0].explain_plan().text).find("1 of 1 buckets compressed"), std::string::npos);
@@ -99,12 +100,15 @@ TEST(GateLife, LosingStepClosesFlushesOnceAndStaysClosed) {
   EXPECT_EQ(sim.gates[0].decision(0).why, Why::lost_verification);
   // The prediction's numbers stay visible beside the verdict that overruled them.
   const std::string text = sim.gates[0].explain(0).text;
-  EXPECT_NE(text.find("1.88 ms < T(M) 48.3 − T_two_shot(M/3.94) 12.5 = 35.8 ms → dense (int8: closed for good"), std::string::npos) << text;
+  EXPECT_NE(text.find("1.88 ms < T(M) 48.3 − T_two_shot(M/3.94) 12.5 = 35.8 ms → dense (int8: closed for good"),
+            std::string::npos)
+      << text;
 }
 
 TEST(GateLife, NextCandidateGetsItsTurnAfterALoss) {
   World w;
-  w.codecs = {SimCodec{"bf16", Exchange::two_shot, 1, 2, 8e9, 16e9}, SimCodec{"int8", Exchange::two_shot, 2, 3.94, 4e9, 8e9, 80e-3}};
+  w.codecs = {SimCodec{"bf16", Exchange::two_shot, 1, 2, 8e9, 16e9},
+              SimCodec{"int8", Exchange::two_shot, 2, 3.94, 4e9, 8e9, 80e-3}};
   Simulation sim(w, {});
   sim.run(400);
   EXPECT_EQ(sim.lines("close", "\"candidate\":\"int8\"").size(), 1u);
@@ -115,7 +119,8 @@ TEST(GateLife, NextCandidateGetsItsTurnAfterALoss) {
 
 TEST(GateLife, FaithfulCandidateIsPreferredWithinFivePercent) {
   World w;
-  w.codecs = {SimCodec{"int8", Exchange::two_shot, 2, 3.94, 4e9, 8e9}, SimCodec{"lossy", Exchange::two_shot, 5, 4.0, 4e9, 8e9}};
+  w.codecs = {SimCodec{"int8", Exchange::two_shot, 2, 3.94, 4e9, 8e9},
+              SimCodec{"lossy", Exchange::two_shot, 5, 4.0, 4e9, 8e9}};
   Simulation near_tie(w, {});
   near_tie.run(100);
   EXPECT_EQ(near_tie.gates[0].running(0), 1);
@@ -332,7 +337,8 @@ TEST(GateLife, MeasuringAgainForgetsOldShadowTimes) {
 TEST(GateLife, BetterCandidateReplacesTheRunningOneIfItBeatsIt) {
   for (const double hidden : {0.0, 40e-3}) {
     World w;
-    w.codecs = {SimCodec{"bf16", Exchange::two_shot, 1, 2, 8e9, 16e9}, SimCodec{"int8", Exchange::two_shot, 2, 3.94, 0.1e9, 8e9}};
+    w.codecs = {SimCodec{"bf16", Exchange::two_shot, 1, 2, 8e9, 16e9},
+                SimCodec{"int8", Exchange::two_shot, 2, 3.94, 0.1e9, 8e9}};
     Simulation sim(w, {});
     sim.run(200);
     ASSERT_EQ(sim.gates[0].running(0), 1) << "int8 encodes too slowly";

@@ -1,5 +1,5 @@
-// A small world for gates: N ranks' gates, fed with the times of a modelled link and modelled codecs. No clock anywhere; noise
-// comes from a fixed generator, so that every run of a test is the same.
+// A small world for gates: N ranks' gates, fed with the times of a modelled link and modelled codecs. No clock
+// anywhere; noise comes from a fixed generator, so that every run of a test is the same.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -34,8 +34,8 @@ struct World {
   Link link{50e-6, 125e6};
   std::vector<double> bucket_bytes{4e6};
   std::vector<SimCodec> codecs{SimCodec{}};
-  double noise = 0;                  ///< relative, uniform either way, on every time
-  double late_s = 0;                 ///< one rank in turn arrives so much late: the others wait in the collective
+  double noise = 0;   ///< relative, uniform either way, on every time
+  double late_s = 0;  ///< one rank in turn arrives so much late: the others wait in the collective
   double codec_slowdown_of_rank0 = 1;
   bool hidden_on_rank0_only = false;  ///< SimCodec::hidden_s shows in the step time of rank 0 only
   double load = 1;                    ///< real transfers take so many times the model
@@ -86,10 +86,11 @@ class Simulation {
       actions[b].push_back(plan);
       double slowest_codec = 0, slowest_shadow = 0;
       const double bytes = world.bucket_bytes[b];
-      const double wire = plan.action == Action::compress
-                              ? codec(plan.candidate).wire_factor *
-                                    exchange_cost(codec(plan.candidate).exchange, link, std::ceil(bytes / codec(plan.candidate).ratio))
-                              : exchange_cost(Exchange::all_reduce, link, bytes);
+      const double wire =
+          plan.action == Action::compress
+              ? codec(plan.candidate).wire_factor *
+                    exchange_cost(codec(plan.candidate).exchange, link, std::ceil(bytes / codec(plan.candidate).ratio))
+              : exchange_cost(Exchange::all_reduce, link, bytes);
       const double transfer = wire * world.load * (now < world.cold_steps ? 10 : 1) * jitter();
       for (uint32_t r = 0; r < world.ranks; ++r) {
         const StepPlan own = gates[r].plan(b);
@@ -103,7 +104,8 @@ class Simulation {
         sample.transfer_s = transfer + (r == now % world.ranks ? 0 : world.late_s);
         if (plan.action == Action::compress) {
           sample.encode_s = call_s(plan.candidate, bytes / codec(plan.candidate).encode_Bps, r);
-          sample.decode_s = decodes(plan.candidate) * call_s(plan.candidate, bytes / codec(plan.candidate).decode_Bps, r);
+          sample.decode_s =
+              decodes(plan.candidate) * call_s(plan.candidate, bytes / codec(plan.candidate).decode_Bps, r);
           sample.ok = !codec(plan.candidate).fails;
           slowest_codec = std::max(slowest_codec, sample.encode_s + sample.decode_s);
           hidden_s = std::max(hidden_s, codec(plan.candidate).hidden_s);
@@ -149,7 +151,8 @@ class Simulation {
   std::vector<std::string> lines(const std::string& event, const std::string& text = "") const {
     std::vector<std::string> found;
     for (const std::string& line : logs[0]) {
-      if (line.find("\"event\":\"" + event + "\"") != std::string::npos && line.find(text) != std::string::npos) found.push_back(line);
+      if (line.find("\"event\":\"" + event + "\"") != std::string::npos && line.find(text) != std::string::npos)
+        found.push_back(line);
     }
     return found;
   }
@@ -169,7 +172,8 @@ class Simulation {
   int agreements = 0;
 
  private:
-  // Decoding of one exchange, in passes over the whole vector: two_shot decodes N − 1 shards for the sum and N at the end.
+  // Decoding of one exchange, in passes over the whole vector: two_shot decodes N − 1 shards for the sum and N at the
+  // end.
   double decodes(int candidate) {
     const double n = world.ranks;
     return codec(candidate).exchange == Exchange::two_shot ? (2 * n - 1) / n : 1;

@@ -1,4 +1,5 @@
-// The C interface: the exchange machine driven by hand between two ranks, sessions over a thread group, and bad arguments.
+// The C interface: the exchange machine driven by hand between two ranks, sessions over a thread group, and bad
+// arguments.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -20,12 +21,14 @@ TEST(CApi, ExchangeMachineRunsOverAnyTransport) {
     residual[r].assign(n, 0.0f);
     char why[200];
     ASSERT_EQ(gg_exchange_create("int8:ef", n, GG_F32, r, 2, &machine[r], why, sizeof(why)), 0) << why;
-    ASSERT_EQ(gg_exchange_begin(machine[r], gradient[r].data(), residual[r].data(), GG_FEEDBACK_APPLY, 1, 0, 0), 0) << gg_exchange_last_error(machine[r]);
+    ASSERT_EQ(gg_exchange_begin(machine[r], gradient[r].data(), residual[r].data(), GG_FEEDBACK_APPLY, 1, 0, 0), 0)
+        << gg_exchange_last_error(machine[r]);
   }
   std::vector<int> kinds;
   for (;;) {
     gg_call call[2];
-    for (int r = 0; r < 2; ++r) ASSERT_EQ(gg_exchange_next(machine[r], &call[r]), 0) << gg_exchange_last_error(machine[r]);
+    for (int r = 0; r < 2; ++r)
+      ASSERT_EQ(gg_exchange_next(machine[r], &call[r]), 0) << gg_exchange_last_error(machine[r]);
     ASSERT_EQ(call[0].kind, call[1].kind);
     if (call[0].kind == GG_DONE) break;
     kinds.push_back(call[0].kind);
@@ -33,14 +36,16 @@ TEST(CApi, ExchangeMachineRunsOverAnyTransport) {
     const size_t bytes = call[0].count;
     for (int to = 0; to < 2; ++to) {
       for (int from = 0; from < 2; ++from) {
-        const auto* block = static_cast<const unsigned char*>(call[from].send) + (call[0].kind == GG_ALL_TO_ALL ? static_cast<size_t>(to) * bytes : 0);
+        const auto* block = static_cast<const unsigned char*>(call[from].send) +
+                            (call[0].kind == GG_ALL_TO_ALL ? static_cast<size_t>(to) * bytes : 0);
         std::memmove(static_cast<unsigned char*>(call[to].recv) + static_cast<size_t>(from) * bytes, block, bytes);
       }
     }
   }
   EXPECT_EQ(kinds, (std::vector<int>{GG_ALL_TO_ALL, GG_ALL_GATHER}));
   for (int r = 0; r < 2; ++r) {
-    for (size_t i = 0; i < n; ++i) ASSERT_EQ(gradient[r][i], 190.5f);  // (127 + 254) / 2, exact: every block is constant
+    for (size_t i = 0; i < n; ++i)
+      ASSERT_EQ(gradient[r][i], 190.5f);  // (127 + 254) / 2, exact: every block is constant
     gg_exchange_destroy(machine[r]);
   }
 }
@@ -71,7 +76,8 @@ TEST(CApi, SessionAveragesExplainsAndSaves) {
       gg_session_get_stats(session, &stats);
       EXPECT_EQ(stats.steps, 1u);
       EXPECT_EQ(stats.compressed_buckets, 1u);
-      EXPECT_NE(std::string(gg_session_explain(session, 0)).find("chunk-topk"), std::string::npos) << gg_session_explain(session, 0);
+      EXPECT_NE(std::string(gg_session_explain(session, 0)).find("chunk-topk"), std::string::npos)
+          << gg_session_explain(session, 0);
       std::vector<unsigned char> state(gg_session_state_bytes(session));
       size_t written = 0;
       ASSERT_EQ(gg_session_save_state(session, state.data(), state.size(), &written), 0);
@@ -93,7 +99,8 @@ TEST(CApi, RefusesBadArgumentsWithATextAndNoHandle) {
   EXPECT_NE(std::string(why).find("int9"), std::string::npos) << why;
   EXPECT_EQ(gg_exchange_create("int8", 10, 9, 0, 2, &exchange, why, sizeof(why)), 1);
   EXPECT_EQ(gg_exchange_create("int8", 10, GG_F32, 2, 2, &exchange, why, sizeof(why)), 1);
-  EXPECT_EQ(gg_exchange_create("bf16", 10, GG_BF16, 0, 2, &exchange, why, sizeof(why)), 2);  // unsupported: it is bf16 already
+  EXPECT_EQ(gg_exchange_create("bf16", 10, GG_BF16, 0, 2, &exchange, why, sizeof(why)),
+            2);  // unsupported: it is bf16 already
   EXPECT_EQ(gg_exchange_create(nullptr, 10, GG_F32, 0, 2, &exchange, nullptr, 0), 1);
 
   gg_thread_group* group = nullptr;

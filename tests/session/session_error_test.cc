@@ -21,7 +21,10 @@ TEST(SessionErrors, DifferentConfigurationIsNamedOnEveryRankWithBothValues) {
       {"codecs", "int8", "chunk-topk:8/1024", [](SessionOptions& o) { o.codecs = other; }},
       {"seed", "'0'", "'9'", [](SessionOptions& o) { o.seed = 9; }},
       {"mode", "auto", "observe", [](SessionOptions& o) { o.mode = Mode::observe; }},
-      {"link", "beta 0", "beta 1000000", [](SessionOptions& o) { o.link = {0, 1e6}; }},
+      {"link", "beta 0", "beta 1000000",
+       [](SessionOptions& o) {
+         o.link = {0, 1e6};
+       }},
   };
   for (const Case& c : cases) {
     on_ranks(3, nullptr, [&](int r, Communicator& comm) {
@@ -34,7 +37,9 @@ TEST(SessionErrors, DifferentConfigurationIsNamedOnEveryRankWithBothValues) {
       Message why;
       EXPECT_EQ(Session::create(comm, options, &session, &why).code(), StatusCode::peer_mismatch);
       EXPECT_EQ(session, nullptr);
-      EXPECT_TRUE(contains(why.text, c.field) && contains(why.text, c.first) && contains(why.text, c.second) && contains(why.text, "rank 1")) << why.text;
+      EXPECT_TRUE(contains(why.text, c.field) && contains(why.text, c.first) && contains(why.text, c.second) &&
+                  contains(why.text, "rank 1"))
+          << why.text;
     });
   }
 }
@@ -43,7 +48,8 @@ TEST(SessionErrors, DifferentLayoutIsNamedOnEveryRank) {
   on_ranks(3, nullptr, [&](int r, Communicator& comm) {
     const auto session = make_session(comm, Mode::automatic, {codec("int8")});
     EXPECT_EQ(set_simple_layout(*session, {r == 2 ? 1001u : 1000u}).code(), StatusCode::peer_mismatch);
-    EXPECT_TRUE(contains(session->last_error(), "layout") && contains(session->last_error(), "1000") && contains(session->last_error(), "1001"))
+    EXPECT_TRUE(contains(session->last_error(), "layout") && contains(session->last_error(), "1000") &&
+                contains(session->last_error(), "1001"))
         << session->last_error();
     float g[1] = {};
     EXPECT_EQ(session->all_reduce(0, {g, 1, DType::f32}).code(), StatusCode::bad_state);
@@ -80,14 +86,16 @@ TEST(SessionErrors, RefusesBadCallsWithoutHarm) {
     const ParamSlice gap[] = {{1, 0, 4}, {2, 5, 4}};
     const ParamSlice twice[] = {{1, 0, 4}, {1, 4, 4}};
     const BucketLayout bad_layouts[] = {{DType::f32, gap}, {DType::f32, twice}, {DType::u8, {}}};
-    for (const BucketLayout& bad : bad_layouts) EXPECT_EQ(session->set_layout({&bad, 1}).code(), StatusCode::invalid_argument) << session->last_error();
+    for (const BucketLayout& bad : bad_layouts)
+      EXPECT_EQ(session->set_layout({&bad, 1}).code(), StatusCode::invalid_argument) << session->last_error();
 
     ASSERT_TRUE(set_simple_layout(*session, {8, 8}).ok());
     EXPECT_EQ(session->all_reduce(1, {g, 8, DType::f32}).code(), StatusCode::invalid_argument);  // out of order
     EXPECT_TRUE(contains(session->last_error(), "accepted now: 0")) << session->last_error();
     EXPECT_EQ(session->all_reduce(0, {g, 7, DType::f32}).code(), StatusCode::invalid_argument);
     EXPECT_EQ(session->all_reduce(0, {g, 8, DType::bf16}).code(), StatusCode::invalid_argument);
-    EXPECT_TRUE(contains(session->last_error(), "bf16") && contains(session->last_error(), "f32")) << session->last_error();
+    EXPECT_TRUE(contains(session->last_error(), "bf16") && contains(session->last_error(), "f32"))
+        << session->last_error();
     EXPECT_EQ(session->all_reduce(0, {nullptr, 8, DType::f32}).code(), StatusCode::invalid_argument);
     ASSERT_TRUE(session->all_reduce(0, {g, 8, DType::f32}).ok());
     EXPECT_EQ(session->flush().code(), StatusCode::bad_state);  // within a step
@@ -113,7 +121,8 @@ TEST(SessionErrors, AVanishedRankGivesEveryOtherRankOperationBucketStepAndTime) 
     const auto start = std::chrono::steady_clock::now();
     const Status s = session->all_reduce(1, {g.data(), 1000, DType::f32});
     EXPECT_EQ(s.code(), StatusCode::timeout) << session->last_error();
-    EXPECT_TRUE(contains(session->last_error(), "bucket 1") && contains(session->last_error(), "step 0") && contains(session->last_error(), "all_to_all"))
+    EXPECT_TRUE(contains(session->last_error(), "bucket 1") && contains(session->last_error(), "step 0") &&
+                contains(session->last_error(), "all_to_all"))
         << session->last_error();
     EXPECT_GE(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), 0.25);
     EXPECT_EQ(session->all_reduce(1, {g.data(), 1000, DType::f32}).code(), StatusCode::bad_state);
@@ -129,7 +138,8 @@ TEST(SessionErrors, AnAbortedGroupWakesEveryRank) {
       return;
     }
     std::vector<float> g(1000, 1.0f);
-    EXPECT_EQ(session->all_reduce(0, {g.data(), 1000, DType::f32}).code(), StatusCode::aborted) << session->last_error();
+    EXPECT_EQ(session->all_reduce(0, {g.data(), 1000, DType::f32}).code(), StatusCode::aborted)
+        << session->last_error();
   });
 }
 

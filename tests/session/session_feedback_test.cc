@@ -1,4 +1,5 @@
-// Residuals through a session's life: the conservation law under opening, closing, probing, flushing and regrouping; checkpoints; layouts.
+// Residuals through a session's life: the conservation law under opening, closing, probing, flushing and regrouping;
+// checkpoints; layouts.
 #include <algorithm>
 #include <random>
 
@@ -83,9 +84,12 @@ void law_run(const char* spec, Mode mode, int ranks, uint64_t seed, double toler
             gradient.push_back(g);
           }
         }
-        ASSERT_TRUE(session->all_reduce(static_cast<uint32_t>(b), {gradient.data(), gradient.size(), DType::f32}).ok()) << session->last_error();
+        ASSERT_TRUE(session->all_reduce(static_cast<uint32_t>(b), {gradient.data(), gradient.size(), DType::f32}).ok())
+            << session->last_error();
         for (const ParamSlice& s : slices[b])
-          for (size_t i = 0; i < s.count; ++i) ledger.sent[s.param_id - 100][i] += static_cast<double>(ranks) * static_cast<double>(gradient[s.offset + i]);
+          for (size_t i = 0; i < s.count; ++i)
+            ledger.sent[s.param_id - 100][i] +=
+                static_cast<double>(ranks) * static_cast<double>(gradient[s.offset + i]);
       }
     }
     auto& mine = residuals[static_cast<size_t>(r)];
@@ -93,7 +97,10 @@ void law_run(const char* spec, Mode mode, int ranks, uint64_t seed, double toler
     for (size_t b = 0; b < slices.size(); ++b)
       for (const ParamSlice& s : slices[b])
         for (size_t i = 0; i < s.count; ++i)
-          mine[s.param_id - 100].push_back(session->residual(static_cast<uint32_t>(b)) == nullptr ? 0 : static_cast<double>(session->residual(static_cast<uint32_t>(b))[s.offset + i]));
+          mine[s.param_id - 100].push_back(
+              session->residual(static_cast<uint32_t>(b)) == nullptr
+                  ? 0
+                  : static_cast<double>(session->residual(static_cast<uint32_t>(b))[s.offset + i]));
     compressed[static_cast<size_t>(r)] = session->stats().compressed_buckets;
     EXPECT_EQ(session->stats().dropped_residuals, 0u);
   });
@@ -129,8 +136,8 @@ TEST(ConservationLaw, HoldsWithinRoundingForInt8AndForThreeRanks) {
 /// cases EF-1: the reference sequence, on two identical ranks; averages equal what one rank would send.
 TEST(Feedback, ReferenceSequenceThroughThePublicApi) {
   const float expected[6][4] = {{4, 0, 0, 0}, {0, 6, 0, 0}, {8, 0, 0, 0}, {0, 0, 8, 0}, {0, 9, 0, 0}, {12, 0, 0, 0}};
-  // Four elements are one shard, owned by rank 0: it adds its own gradient exactly, so only rank 1's part is thinned out at first. With rank 0 silent
-  // the sequence is rank 1's alone: averages are half of it.
+  // Four elements are one shard, owned by rank 0: it adds its own gradient exactly, so only rank 1's part is thinned
+  // out at first. With rank 0 silent the sequence is rank 1's alone: averages are half of it.
   on_ranks(2, nullptr, [&](int r, Communicator& comm) {
     const auto session = make_session(comm, Mode::on, {codec("chunk-topk:1/32")});
     ASSERT_TRUE(set_simple_layout(*session, {4}).ok());
@@ -182,7 +189,8 @@ TEST(Feedback, LayoutChangesCarryResidualsByParameterOrCountThem) {
     const auto step = [&](const std::vector<size_t>& counts) {
       for (size_t b = 0; b < counts.size(); ++b) {
         std::vector<float> g(counts[b], r == 1 ? 1.0f : 0.0f);
-        ASSERT_TRUE(session->all_reduce(static_cast<uint32_t>(b), {g.data(), g.size(), DType::f32}).ok()) << session->last_error();
+        ASSERT_TRUE(session->all_reduce(static_cast<uint32_t>(b), {g.data(), g.size(), DType::f32}).ok())
+            << session->last_error();
       }
     };
     step({4, 6});
@@ -214,7 +222,8 @@ struct Saved {
 };
 
 /// `from`…`to` steps of 2 ranks; loads a state first if there is one, saves at the end.
-std::vector<Saved> segment(const char* spec, int from, int to, const std::vector<Saved>* previous, const std::vector<size_t>& counts = {3000}) {
+std::vector<Saved> segment(const char* spec, int from, int to, const std::vector<Saved>* previous,
+                           const std::vector<size_t>& counts = {3000}) {
   std::vector<Saved> results(2);
   on_ranks(2, &kGigabit, [&](int r, Communicator& comm) {
     Saved& saved = results[static_cast<size_t>(r)];
@@ -227,7 +236,8 @@ std::vector<Saved> segment(const char* spec, int from, int to, const std::vector
       for (size_t b = 0; b < counts.size(); ++b) {
         std::vector<float> g(counts[b]);
         for (size_t i = 0; i < g.size(); ++i) g[i] = 0.37f * small_integer(r, static_cast<uint64_t>(step), i);
-        ASSERT_TRUE(session->all_reduce(static_cast<uint32_t>(b), {g.data(), g.size(), DType::f32}).ok()) << session->last_error();
+        ASSERT_TRUE(session->all_reduce(static_cast<uint32_t>(b), {g.data(), g.size(), DType::f32}).ok())
+            << session->last_error();
         saved.outputs.push_back(g);
       }
     }
@@ -247,7 +257,8 @@ TEST(Checkpoint, TwoPlusFourStepsEqualSixBitForBit) {
     const auto rest = segment(spec, 2, 6, &first);
     for (size_t r = 0; r < 2; ++r) {
       for (size_t step = 0; step < 6; ++step)
-        EXPECT_EQ(whole[r].outputs[step], step < 2 ? first[r].outputs[step] : rest[r].outputs[step - 2]) << spec << " step " << step;
+        EXPECT_EQ(whole[r].outputs[step], step < 2 ? first[r].outputs[step] : rest[r].outputs[step - 2])
+            << spec << " step " << step;
       EXPECT_EQ(whole[r].residual, rest[r].residual) << spec;
     }
   }
@@ -255,10 +266,11 @@ TEST(Checkpoint, TwoPlusFourStepsEqualSixBitForBit) {
 
 TEST(Checkpoint, RefusesForeignDamagedAndMisplacedStatesWithoutChangingAnything) {
   const auto saved = segment("chunk-topk:8/1024", 0, 3, nullptr);
-  const auto attempt = [&](int ranks, const std::vector<size_t>& counts, uint64_t seed, const std::function<std::vector<std::byte>(int)>& state,
-                           StatusCode code, const char* text) {
+  const auto attempt = [&](int ranks, const std::vector<size_t>& counts, uint64_t seed,
+                           const std::function<std::vector<std::byte>(int)>& state, StatusCode code, const char* text) {
     on_ranks(ranks, &kGigabit, [&](int r, Communicator& comm) {
-      const auto session = make_session(comm, Mode::on, {codec("chunk-topk:8/1024")}, [&](SessionOptions& o) { o.seed = seed; });
+      const auto session =
+          make_session(comm, Mode::on, {codec("chunk-topk:8/1024")}, [&](SessionOptions& o) { o.seed = seed; });
       ASSERT_TRUE(set_simple_layout(*session, counts).ok());
       const Status s = session->load_state(state(r));
       EXPECT_EQ(s.code(), code) << session->last_error();
@@ -272,10 +284,26 @@ TEST(Checkpoint, RefusesForeignDamagedAndMisplacedStatesWithoutChangingAnything)
   attempt(3, {3000}, 0, own, StatusCode::peer_mismatch, "ranks");
   attempt(2, {3001}, 0, own, StatusCode::peer_mismatch, "3001");
   attempt(2, {3000}, 5, own, StatusCode::peer_mismatch, "seed");
-  attempt(2, {3000}, 0, [&](int) { return saved[0].state; }, StatusCode::peer_mismatch, "rank");
-  attempt(2, {3000}, 0, [&](int r) { auto s = own(r); s[s.size() / 2] ^= std::byte{1}; return s; }, StatusCode::bad_payload, "checksum");
-  attempt(2, {3000}, 0, [&](int r) { auto s = own(r); s.resize(s.size() - 8); return s; }, StatusCode::bad_payload, "checksum");
-  attempt(2, {3000}, 0, [&](int) { return std::vector<std::byte>(); }, StatusCode::bad_payload, "not a gradgate state");
+  attempt(
+      2, {3000}, 0, [&](int) { return saved[0].state; }, StatusCode::peer_mismatch, "rank");
+  attempt(
+      2, {3000}, 0,
+      [&](int r) {
+        auto s = own(r);
+        s[s.size() / 2] ^= std::byte{1};
+        return s;
+      },
+      StatusCode::bad_payload, "checksum");
+  attempt(
+      2, {3000}, 0,
+      [&](int r) {
+        auto s = own(r);
+        s.resize(s.size() - 8);
+        return s;
+      },
+      StatusCode::bad_payload, "checksum");
+  attempt(
+      2, {3000}, 0, [&](int) { return std::vector<std::byte>(); }, StatusCode::bad_payload, "not a gradgate state");
 }
 
 TEST(Checkpoint, OneRankWithABadStateKeepsAllFromLoading) {

@@ -43,7 +43,9 @@ inline CodecSpec codec(const char* text) {
 /// What a session said, line by line.
 struct Lines {
   std::vector<std::string> lines;
-  static void log(void* self, const char* line, size_t length) { static_cast<Lines*>(self)->lines.emplace_back(line, length); }
+  static void log(void* self, const char* line, size_t length) {
+    static_cast<Lines*>(self)->lines.emplace_back(line, length);
+  }
   static void explain(void* self, const char* line) { static_cast<Lines*>(self)->lines.emplace_back(line); }
   bool any_contains(const std::string& text) const {
     for (const std::string& line : lines)
@@ -72,7 +74,8 @@ inline std::unique_ptr<Session> make_session(Communicator& comm, Mode mode, cons
 }
 
 /// One bucket per entry; parameter ids count up from `first_id`, one parameter per bucket unless split.
-inline Status set_simple_layout(Session& session, const std::vector<size_t>& counts, DType dtype = DType::f32, uint64_t first_id = 1) {
+inline Status set_simple_layout(Session& session, const std::vector<size_t>& counts, DType dtype = DType::f32,
+                                uint64_t first_id = 1) {
   std::vector<ParamSlice> slices;
   for (size_t i = 0; i < counts.size(); ++i) slices.push_back({first_id + i, 0, counts[i]});
   std::vector<BucketLayout> layout;
@@ -80,9 +83,11 @@ inline Status set_simple_layout(Session& session, const std::vector<size_t>& cou
   return session.set_layout(layout);
 }
 
-/// Small integers, different for every rank, step and element; zero now and then. Sums of hundreds of them are exact in f32.
+/// Small integers, different for every rank, step and element; zero now and then. Sums of hundreds of them are exact in
+/// f32.
 inline float small_integer(int rank, uint64_t step, size_t i) {
-  uint64_t x = static_cast<uint64_t>(rank + 1) * 0x9e3779b97f4a7c15ull + step * 0xbf58476d1ce4e5b9ull + i * 0x94d049bb133111ebull;
+  uint64_t x = static_cast<uint64_t>(rank + 1) * 0x9e3779b97f4a7c15ull + step * 0xbf58476d1ce4e5b9ull +
+               i * 0x94d049bb133111ebull;
   x ^= x >> 31;
   x *= 0xd6e8feb86659fd93ull;
   x ^= x >> 29;

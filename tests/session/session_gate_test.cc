@@ -14,8 +14,8 @@ struct RunResult {
 };
 
 /// `steps` steps of one bucket of `count` f32 on 4 ranks; 10 ms of virtual computation per step.
-std::vector<RunResult> run(const LinkSpec& link, Mode mode, const std::vector<CodecSpec>& codecs, int steps, size_t count = 1 << 18,
-                           bool give_link = false) {
+std::vector<RunResult> run(const LinkSpec& link, Mode mode, const std::vector<CodecSpec>& codecs, int steps,
+                           size_t count = 1 << 18, bool give_link = false) {
   const int ranks = 4;
   std::vector<RunResult> results(ranks);
   on_ranks(ranks, &link, [&](int r, Communicator& comm) {
@@ -74,7 +74,8 @@ TEST(SessionGate, FastLinkStaysDenseBitForBit) {
 
 TEST(SessionGate, CandidateLossierThanInt8OnlyWhenListed) {
   for (const RunResult& r : run(kGigabit, Mode::automatic, {codec("int8")}, 150)) EXPECT_EQ(r.chosen, "int8");
-  for (const RunResult& r : run(kGigabit, Mode::automatic, {codec("int8"), codec("chunk-topk:8/1024")}, 150)) EXPECT_EQ(r.chosen, "chunk-topk:8/1024");
+  for (const RunResult& r : run(kGigabit, Mode::automatic, {codec("int8"), codec("chunk-topk:8/1024")}, 150))
+    EXPECT_EQ(r.chosen, "chunk-topk:8/1024");
 }
 
 TEST(SessionGate, DecisionsAndLogsAreIdenticalOnAllRanksAndStrictJson) {
@@ -97,7 +98,8 @@ TEST(SessionGate, ObserveNeverChangesAnythingAndGivesAVerdict) {
     EXPECT_EQ(r.stats.compressed_buckets, 0u);
     EXPECT_EQ(r.chosen, "none");
   }
-  EXPECT_TRUE(results[0].said.any_contains("predicted")) << (results[0].said.lines.empty() ? "nothing said" : results[0].said.lines.back());
+  EXPECT_TRUE(results[0].said.any_contains("predicted"))
+      << (results[0].said.lines.empty() ? "nothing said" : results[0].said.lines.back());
 }
 
 TEST(SessionGate, OffMeasuresNothingAndOnAlwaysCompresses) {

@@ -1,12 +1,12 @@
-// Cost formulas against exact values, by hand and from the independent oracle's table (tests/golden/cost_model_golden.json).
-#include "gate/cost.h"
-
+// Cost formulas against exact values, by hand and from the independent oracle's table
+// (tests/golden/cost_model_golden.json).
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "gate/cost.h"
 #include "gate/interconnects.h"
 
 namespace gradgate::gate {
@@ -35,13 +35,17 @@ TEST(GateCost, MatchesTheOracle) {
     check(two_shot_exchange(a, b, n, m / r), "two_shot_exchange");
     // The budget is a difference: its rounding is relative to the larger term.
     const double dense = want("ring_allreduce"), gather = want("gather_exchange");
-    expect_relative(codec_budget(dense, ring_allreduce(a, b, n, m / r)), want("codec_budget_ring"), dense, "budget ring");
-    expect_relative(codec_budget(dense, gather), want("codec_budget_gather"), std::fmax(dense, gather), "budget gather");
-    expect_relative(codec_budget(dense, two_shot_exchange(a, b, n, m / r)), want("codec_budget_two_shot"), dense, "budget two-shot");
+    expect_relative(codec_budget(dense, ring_allreduce(a, b, n, m / r)), want("codec_budget_ring"), dense,
+                    "budget ring");
+    expect_relative(codec_budget(dense, gather), want("codec_budget_gather"), std::fmax(dense, gather),
+                    "budget gather");
+    expect_relative(codec_budget(dense, two_shot_exchange(a, b, n, m / r)), want("codec_budget_two_shot"), dense,
+                    "budget two-shot");
 
     const LinkModel link = link_model({a, b}, n);
     expect_relative(exchange_cost(Exchange::all_reduce, link, m), dense, dense, "exchange all_reduce");
-    expect_relative(exchange_cost(Exchange::two_shot, link, m / r), want("two_shot_exchange"), want("two_shot_exchange"), "two_shot");
+    expect_relative(exchange_cost(Exchange::two_shot, link, m / r), want("two_shot_exchange"),
+                    want("two_shot_exchange"), "two_shot");
     expect_relative(exchange_cost(Exchange::all_gather, link, m / r), gather, gather, "exchange all_gather");
   }
 }

@@ -1,6 +1,4 @@
 // Fits of a line to few points, the probe, and the running estimates.
-#include "gate/fit.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -8,6 +6,7 @@
 #include <vector>
 
 #include "gate/estimator.h"
+#include "gate/fit.h"
 
 namespace gradgate::gate {
 namespace {
@@ -103,7 +102,8 @@ TEST(GateFit, ProbeTakesTheLeastOfTheRanksAndTheMedian) {
   EXPECT_NEAR(model.all_reduce.fixed_s, truth.all_reduce.fixed_s, 1e-9 * truth.all_reduce.fixed_s);
   EXPECT_NEAR(model.all_gather.per_byte_s, truth.all_gather.per_byte_s, 1e-9 * truth.all_gather.per_byte_s);
   EXPECT_TRUE(model.usable());
-  EXPECT_EQ(fit_probe(std::span(samples).first(samples.size() - 1), ranks, &model).code(), StatusCode::invalid_argument);
+  EXPECT_EQ(fit_probe(std::span(samples).first(samples.size() - 1), ranks, &model).code(),
+            StatusCode::invalid_argument);
   std::fill(samples.begin(), samples.end(), 0.0);
   EXPECT_FALSE(fit_probe(samples, ranks, &model).ok()) << "zero durations are no measurement";
 }

@@ -1,6 +1,4 @@
 // The inequality to the letter, the order of fidelity, hysteresis, and the line that explains a decision.
-#include "gate/predict.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "gate/estimator.h"
+#include "gate/predict.h"
 #include "gate/verify.h"
 
 namespace gradgate::gate {
@@ -43,7 +42,8 @@ TEST(GatePredict, BadNumbersAreClosedWithAReason) {
   const CandidateCost good = candidate(2000, 6000, 1000);
   ASSERT_EQ(decide_one(10000, good).chosen, 1);
   for (const double bad : {kNaN, kInf, -kInf, -1.0}) {
-    for (double CandidateCost::*field : {&CandidateCost::encode_s, &CandidateCost::transfer_s, &CandidateCost::decode_s}) {
+    for (double CandidateCost::*field :
+         {&CandidateCost::encode_s, &CandidateCost::transfer_s, &CandidateCost::decode_s}) {
       CandidateCost c = good;
       c.*field = bad;
       const Decision d = decide_one(10000, c);
@@ -76,7 +76,8 @@ TEST(GatePredict, RatioMustExceedOne) {
 }
 
 TEST(GatePredict, OneBadCandidateDoesNotCloseTheOthers) {
-  const std::vector<CandidateCost> costs = {candidate(kNaN, 1, 1), candidate(100, 5000, 100), candidate(100, 9900, 101)};
+  const std::vector<CandidateCost> costs = {candidate(kNaN, 1, 1), candidate(100, 5000, 100),
+                                            candidate(100, 9900, 101)};
   const Decision d = decide(10000, 8e6, costs);
   EXPECT_EQ(d.chosen, 2);
   EXPECT_EQ(d.encode_s, 100);
@@ -191,17 +192,20 @@ std::string explain_text(const Decision& d, double verified) {
 TEST(GatePredict, ExplainsWithTheNumbersOfTheInequality) {
   const double payload = 26214400 / 3.94;
   Decision d = decide_one(42.4 * kMs, candidate(0.81 * kMs, 12.1 * kMs, 0.62 * kMs, payload), 26214400);
-  EXPECT_EQ(explain_text(d, 1.9),
-            "gradgate: step 200 bucket 3 25.0 MiB: T_enc 0.81 + T_dec 0.62 = 1.43 ms < T(M) 42.4 − T_two_shot(M/3.94) 12.1 = "
-            "30.3 ms → int8 (verified 1.9x)");
-  EXPECT_EQ(explain_text(d, 0),
-            "gradgate: step 200 bucket 3 25.0 MiB: T_enc 0.81 + T_dec 0.62 = 1.43 ms < T(M) 42.4 − T_two_shot(M/3.94) 12.1 = "
-            "30.3 ms → int8 (predicted 3.1x)");
+  EXPECT_EQ(
+      explain_text(d, 1.9),
+      "gradgate: step 200 bucket 3 25.0 MiB: T_enc 0.81 + T_dec 0.62 = 1.43 ms < T(M) 42.4 − T_two_shot(M/3.94) 12.1 = "
+      "30.3 ms → int8 (verified 1.9x)");
+  EXPECT_EQ(
+      explain_text(d, 0),
+      "gradgate: step 200 bucket 3 25.0 MiB: T_enc 0.81 + T_dec 0.62 = 1.43 ms < T(M) 42.4 − T_two_shot(M/3.94) 12.1 = "
+      "30.3 ms → int8 (predicted 3.1x)");
   EXPECT_NEAR(d.tolerable_inflation(), 42.4 / 13.53 - 1, 1e-9);
   d = decide_one(2.1 * kMs, candidate(0.81 * kMs, 0.9 * kMs, 0.62 * kMs, payload), 26214400);
-  EXPECT_EQ(explain_text(d, 0),
-            "gradgate: step 200 bucket 3 25.0 MiB: T_enc 0.81 + T_dec 0.62 = 1.43 ms ≥ T(M) 2.10 − T_two_shot(M/3.94) 0.90 = "
-            "1.20 ms → dense (int8: the codec costs as much as it saves, or more)");
+  EXPECT_EQ(
+      explain_text(d, 0),
+      "gradgate: step 200 bucket 3 25.0 MiB: T_enc 0.81 + T_dec 0.62 = 1.43 ms ≥ T(M) 2.10 − T_two_shot(M/3.94) 0.90 = "
+      "1.20 ms → dense (int8: the codec costs as much as it saves, or more)");
   EXPECT_EQ(explain_text(decide(kNaN, 26214400, {}), 0),
             "gradgate: step 200 bucket 3 25.0 MiB: → dense (the dense time is missing, negative or not finite)");
 }

@@ -1,6 +1,7 @@
 // What a trainer author writes first: four thread ranks average r + 1.
-#include <cstdio>
 #include <gradgate/gradgate.h>
+
+#include <cstdio>
 #include <thread>
 #include <vector>
 
