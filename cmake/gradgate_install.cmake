@@ -12,6 +12,8 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/gradgate-config-version.c
 install(FILES ${PROJECT_BINARY_DIR}/gradgate-config.cmake ${PROJECT_BINARY_DIR}/gradgate-config-version.cmake
         DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/gradgate)
 
+# Relative to the file's own place, so that an installed tree can be moved.
+file(RELATIVE_PATH GRADGATE_PC_PREFIX /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 configure_file(${PROJECT_SOURCE_DIR}/cmake/gradgate.pc.in ${PROJECT_BINARY_DIR}/gradgate.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/gradgate.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 
