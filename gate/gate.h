@@ -24,19 +24,11 @@
 #include "gate/cost.h"
 #include "gate/log.h"
 #include "gate/predict.h"
+#include "gradgate/mode.h"
 #include "gradgate/status.h"
 #include "gradgate/types.h"
 
 namespace gradgate::gate {
-
-enum class Mode : uint8_t {
-  automatic = 0,  ///< measure, predict, agree, verify, hold
-  on = 1,         ///< always the first listed candidate; no measuring, no agreement
-  off = 2,        ///< dense only; no measuring, no agreement
-  observe = 3,    ///< dense only; measures in shadow and gives one verdict, labelled predicted
-};
-/// "auto", "on", "off", "observe".
-const char* mode_name(Mode mode) noexcept;
 
 inline constexpr int kMaxCandidates = 8;  ///< codec candidates, dense not counted
 inline constexpr int kMaxWindow = 16;     ///< samples of a running median

@@ -66,20 +66,6 @@ constexpr double field_limit() {
 
 }  // namespace
 
-const char* mode_name(Mode mode) noexcept {
-  switch (mode) {
-    case Mode::automatic:
-      return "auto";
-    case Mode::on:
-      return "on";
-    case Mode::off:
-      return "off";
-    case Mode::observe:
-      return "observe";
-  }
-  return "?";
-}
-
 const char* action_name(Action action) noexcept {
   switch (action) {
     case Action::dense:

@@ -14,20 +14,6 @@
 
 namespace gradgate {
 
-const char* mode_name(Mode mode) noexcept {
-  switch (mode) {
-    case Mode::automatic:
-      return "auto";
-    case Mode::on:
-      return "on";
-    case Mode::off:
-      return "off";
-    case Mode::observe:
-      return "observe";
-  }
-  return "?";
-}
-
 Status parse_mode(std::string_view text, Mode* mode) noexcept {
   for (const Mode m : {Mode::automatic, Mode::on, Mode::off, Mode::observe}) {
     if (text == mode_name(m)) {
@@ -99,7 +85,7 @@ Status SessionImpl::start(Message* why) {
   }
   const AgreedField fields[] = {
       agreed_field("version", "%s", GRADGATE_VERSION),
-      agreed_field("mode", "%s", gradgate::mode_name(options_.mode)),
+      agreed_field("mode", "%s", mode_name(options_.mode)),
       agreed_field("codecs", "%s", names.c_str()),
       agreed_field("seed", "%llu", static_cast<unsigned long long>(options_.seed)),
       agreed_field("link", "alpha %.17g s, beta %.17g B/s", options_.link.alpha_s, options_.link.beta_bytes_per_s),

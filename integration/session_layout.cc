@@ -164,7 +164,7 @@ void SessionImpl::move_residuals(const std::vector<Bucket>& old_buckets, const s
 
 Status SessionImpl::make_gate() {
   gate::GateConfig config;
-  config.mode = static_cast<gate::Mode>(options_.mode);
+  config.mode = options_.mode;
   config.ranks = static_cast<uint32_t>(comm_.size());
 
   std::vector<gate::CandidateInfo> infos;

@@ -4,6 +4,7 @@
 #include "gradgate/codec.h"         // IWYU pragma: export
 #include "gradgate/communicator.h"  // IWYU pragma: export
 #include "gradgate/exchange.h"      // IWYU pragma: export
+#include "gradgate/mode.h"          // IWYU pragma: export
 #include "gradgate/session.h"       // IWYU pragma: export
 #include "gradgate/status.h"        // IWYU pragma: export
 #include "gradgate/types.h"         // IWYU pragma: export

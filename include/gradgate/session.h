@@ -12,16 +12,10 @@
 #include "gradgate/codec.h"
 #include "gradgate/communicator.h"
 #include "gradgate/exchange.h"
+#include "gradgate/mode.h"
 
 namespace gradgate {
 
-enum class Mode : uint8_t {
-  automatic = 0,  ///< compress a bucket while it pays ("auto")
-  on = 1,         ///< always the first listed codec, nothing is measured
-  off = 2,        ///< always dense, nothing is measured
-  observe = 3     ///< dense, bit-identical to no gradgate; measures and prints a verdict after 100 steps
-};
-GRADGATE_API const char* mode_name(Mode mode) noexcept;
 /// Parses auto, on, off, observe.
 GRADGATE_API Status parse_mode(std::string_view text, Mode* mode) noexcept;
 

@@ -7,30 +7,20 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "gradgate/gradgate.h"
+#include "tests/support/rank_harness.h"
 
 namespace gradgate::test {
 
 /// Runs body(rank, communicator) on one thread per rank. With a link the communicators share a virtual clock.
 inline void on_ranks(int ranks, const LinkSpec* link, const std::function<void(int, Communicator&)>& body) {
-  std::unique_ptr<ThreadGroup> group;
-  ASSERT_TRUE(ThreadGroup::create(ranks, &group).ok());
-  std::vector<std::unique_ptr<Communicator>> shaped(static_cast<size_t>(ranks));
-  std::vector<std::thread> threads;
-  for (int r = 0; r < ranks; ++r) {
-    threads.emplace_back([&, r] {
-      Communicator* comm = &group->rank(r);
-      if (link != nullptr) {
-        if (!make_shaped(*comm, *link, ClockKind::virtual_time, &shaped[static_cast<size_t>(r)]).ok()) std::abort();
-        comm = shaped[static_cast<size_t>(r)].get();
-      }
-      body(r, *comm);
-    });
-  }
-  for (std::thread& t : threads) t.join();
+  run_ranks(ranks, [&](Communicator& bare) {
+    std::unique_ptr<Communicator> shaped;
+    if (link != nullptr && !make_shaped(bare, *link, ClockKind::virtual_time, &shaped).ok()) std::abort();
+    body(bare.rank(), link != nullptr ? *shaped : bare);
+  });
 }
 
 inline CodecSpec codec(const char* text) {
