@@ -12,6 +12,8 @@ struct Codec<CodecId::bf16> {
   static constexpr const char* kSummary = "two bytes per element, sums in f32";
   static constexpr bool kFeedback = true, kDefaultFeedback = false;
   static constexpr int kFidelity = 1;
+  static constexpr Exchange kExchange = Exchange::two_shot;
+  static constexpr unsigned kTravels = kByShards;
 
   static bool parse(std::string_view parameters, CodecSpec*, Message* why) noexcept {
     return no_parameters(parameters, "bf16", why);

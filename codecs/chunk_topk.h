@@ -24,6 +24,8 @@ struct Codec<CodecId::chunk_topk> {
   static constexpr const char* kSummary = "the c greatest of every B elements (B a power of two, 32 to 32768)";
   static constexpr bool kFeedback = true, kDefaultFeedback = true;
   static constexpr int kFidelity = 3;
+  static constexpr Exchange kExchange = Exchange::two_shot;
+  static constexpr unsigned kTravels = kByShards;
 
   static bool parse(std::string_view parameters, CodecSpec* spec, Message* why) noexcept;
   static void format(const CodecSpec& spec, Message* text) noexcept;

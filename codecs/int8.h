@@ -51,6 +51,8 @@ struct Codec<CodecId::int8> {
   static constexpr const char* kSummary = "one byte per element, f32 scale per 256";
   static constexpr bool kFeedback = true, kDefaultFeedback = false;
   static constexpr int kFidelity = 2;
+  static constexpr Exchange kExchange = Exchange::two_shot;
+  static constexpr unsigned kTravels = kByShards;
 
   static bool parse(std::string_view parameters, CodecSpec*, Message* why) noexcept {
     return no_parameters(parameters, "int8", why);

@@ -11,6 +11,8 @@ struct Codec<CodecId::none> {
   static constexpr const char* kSummary = "the gradient as it is";
   static constexpr bool kFeedback = false, kDefaultFeedback = false;
   static constexpr int kFidelity = 0;
+  static constexpr Exchange kExchange = Exchange::all_reduce;
+  static constexpr unsigned kTravels = by(Exchange::all_reduce) | kByShards;
 
   static bool parse(std::string_view parameters, CodecSpec*, Message* why) noexcept {
     return no_parameters(parameters, "none", why);

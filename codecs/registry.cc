@@ -12,13 +12,16 @@ namespace {
 struct Entry {
   CodecInfo info;
   bool feedback;
+  unsigned travels;
 };
 
 constexpr Entry kEntries[] = {
 #define GRADGATE_CODEC(identifier, value, name)                                                            \
   {{CodecId::identifier, name, Codec<CodecId::identifier>::kGrammar, Codec<CodecId::identifier>::kSummary, \
-    Codec<CodecId::identifier>::kDefaultFeedback, Codec<CodecId::identifier>::kFidelity},                  \
-   Codec<CodecId::identifier>::kFeedback},
+    Codec<CodecId::identifier>::kDefaultFeedback, Codec<CodecId::identifier>::kFidelity,                   \
+    Codec<CodecId::identifier>::kExchange},                                                                \
+   Codec<CodecId::identifier>::kFeedback,                                                                  \
+   Codec<CodecId::identifier>::kTravels},
 #include "gradgate/codec_list.def"
 #undef GRADGATE_CODEC
 };
@@ -33,6 +36,14 @@ constexpr bool unique_ids() {
   return true;
 }
 static_assert(unique_ids(), "wire ids are never reused");
+
+constexpr bool travel_by_their_own_exchange() {
+  for (const Entry& entry : kEntries) {
+    if ((entry.travels & by(entry.info.exchange)) == 0) return false;
+  }
+  return true;
+}
+static_assert(travel_by_their_own_exchange());
 
 constexpr auto kInfos = [] {
   struct {
@@ -202,7 +213,7 @@ Message format_codec(const CodecSpec& spec) noexcept {
 std::span<const CodecInfo> codec_infos() noexcept { return kInfos.info; }
 
 const CodecInfo& codec_info(CodecId id) noexcept {
-  static constexpr CodecInfo kUnknown{CodecId::none, "?", "?", "not a codec", false, 0};
+  static constexpr CodecInfo kUnknown{CodecId::none, "?", "?", "not a codec", false, 0, Exchange::all_reduce};
   for (const CodecInfo& info : kInfos.info) {
     if (info.id == id) return info;
   }
@@ -211,6 +222,11 @@ const CodecInfo& codec_info(CodecId id) noexcept {
 
 bool codec_takes(const CodecSpec& spec, DType gradient) noexcept {
   return valid_spec(spec) && visit(spec.id, false, [&](auto codec) { return codec.takes(gradient); });
+}
+
+bool codec_travels_by(const CodecSpec& spec, Exchange exchange) noexcept {
+  const Entry* entry = find(spec.id);
+  return entry != nullptr && (entry->travels & by(exchange)) != 0;
 }
 
 size_t payload_bytes(const CodecSpec& spec, DType gradient, size_t count) noexcept {

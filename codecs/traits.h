@@ -12,6 +12,13 @@ namespace gradgate::codecs {
 /// Elements of a group (docs/format.md §2, rule 2), the same for all codecs.
 inline constexpr size_t kGroup = 256;
 
+/// Sets of exchanges, one bit each: what a codec's payload can travel by (Codec::kTravels).
+constexpr unsigned by(Exchange exchange) noexcept {
+  return static_cast<unsigned>(exchange) < 32 ? 1u << static_cast<unsigned>(exchange) : 0;
+}
+/// Codecs whose vectors can be cut into shards.
+inline constexpr unsigned kByShards = by(Exchange::two_shot) | by(Exchange::all_gather);
+
 /// The spec's part of a header.
 struct WireSpec {
   DType value;

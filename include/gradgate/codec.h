@@ -41,13 +41,17 @@ struct CodecInfo {
   const char* grammar;  ///< e.g. "chunk-topk:c/B[:f32|:bf16]"
   const char* summary;
   bool default_feedback;
-  int fidelity;  ///< 0 = exact; greater is lossier. Orders the gate's candidates.
+  int fidelity;       ///< 0 = exact; greater is lossier. Orders the gate's candidates.
+  Exchange exchange;  ///< what carries its payload unless told otherwise
 };
 GRADGATE_API std::span<const CodecInfo> codec_infos() noexcept;
 GRADGATE_API const CodecInfo& codec_info(CodecId id) noexcept;
 
 /// Whether the codec takes gradients of this dtype (table in docs/format.md).
 GRADGATE_API bool codec_takes(const CodecSpec& spec, DType gradient) noexcept;
+
+/// Whether the codec's payload can travel by this exchange.
+GRADGATE_API bool codec_travels_by(const CodecSpec& spec, Exchange exchange) noexcept;
 
 /// Bytes of a payload for `count` elements; exact, a multiple of 16. 0 when the codec does not take the dtype or the
 /// size overflows.
