@@ -11,7 +11,7 @@ struct Codec<CodecId::bf16> {
   static constexpr const char* kGrammar = "bf16[:ef]";
   static constexpr const char* kSummary = "two bytes per element, sums in f32";
   static constexpr bool kFeedback = true, kDefaultFeedback = false;
-  static constexpr int kFidelity = 1;
+  static constexpr int kFidelity = 20;
   static constexpr Exchange kExchange = Exchange::two_shot;
   static constexpr unsigned kTravels = kByShards;
 

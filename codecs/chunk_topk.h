@@ -23,7 +23,7 @@ struct Codec<CodecId::chunk_topk> {
   static constexpr const char* kGrammar = "chunk-topk:c/B[:f32|:bf16][:noef]";
   static constexpr const char* kSummary = "the c greatest of every B elements (B a power of two, 32 to 32768)";
   static constexpr bool kFeedback = true, kDefaultFeedback = true;
-  static constexpr int kFidelity = 3;
+  static constexpr int kFidelity = 60;
   static constexpr Exchange kExchange = Exchange::two_shot;
   static constexpr unsigned kTravels = kByShards;
 

@@ -50,7 +50,7 @@ struct Codec<CodecId::int8> {
   static constexpr const char* kGrammar = "int8[:ef]";
   static constexpr const char* kSummary = "one byte per element, f32 scale per 256";
   static constexpr bool kFeedback = true, kDefaultFeedback = false;
-  static constexpr int kFidelity = 2;
+  static constexpr int kFidelity = 30;
   static constexpr Exchange kExchange = Exchange::two_shot;
   static constexpr unsigned kTravels = kByShards;
 

@@ -46,7 +46,7 @@ struct ExchangeArgs {
   float* residual = nullptr;  ///< shape.count elements, sum units; required for Feedback::apply and flush
   Feedback feedback = Feedback::none;
   Bytes workspace;  ///< at least exchange_workspace_bytes(shape), any alignment
-  Seed seed;        ///< key, tensor and step; stream is set by the exchange
+  Seed seed;        ///< key, tensor and step; stream and first are set by the exchange
   Executor executor;
 };
 

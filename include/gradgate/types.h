@@ -57,6 +57,8 @@ using ConstBytes = std::span<const std::byte>;
 struct Seed {
   uint64_t key = 0;
   uint32_t tensor = 0, step = 0, stream = 0;
+  uint64_t first = 0;  ///< place of the vector's first element in its tensor, a multiple of 256: numbers are counted
+                       ///< from it
 };
 
 /// How a codec's payload travels.

@@ -54,6 +54,7 @@ Status shadow_two_shot(Communicator& clock, const ExchangeArgs& args, const Shad
   const auto slot = [&](int rank) { return buffers.slots + static_cast<size_t>(rank) * shards.slot_bytes; };
   Seed seed = args.seed;
   seed.stream = static_cast<uint32_t>(shape.rank);
+  seed.first = shards[shape.rank].first;
 
   // Untimed: the copies, and the payload that stands in for peers whose shards have another length than the own one.
   const Shard own = shards[shape.rank];

@@ -86,10 +86,10 @@ inline void reference_two_shot(Ranks& ranks, const CodecSpec& spec, bool feedbac
     for (size_t r = 0; r < size; ++r) {
       if (r == owner) continue;
       payloads[r] = reference::encode(spec, part(r, owner), residual(r, owner), false,
-                                      {7, 3, step, static_cast<uint32_t>(r)}, nullptr);
+                                      {7, 3, step, static_cast<uint32_t>(r), first(owner)}, nullptr);
       views[r] = payloads[r];
     }
-    const Seed seed{7, 3, step, static_cast<uint32_t>(size + owner)};
+    const Seed seed{7, 3, step, static_cast<uint32_t>(size + owner), first(owner)};
     const auto sum =
         reference::reduce_encode(spec, views, owner, part(owner, owner), residual(owner, owner), seed, nullptr);
     const Vec out{static_cast<std::byte*>(result.data()) + first(owner) * element, first(owner + 1) - first(owner),

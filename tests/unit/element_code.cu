@@ -6,6 +6,7 @@
 #include "codecs/chunk_topk.h"
 #include "codecs/exact_math.h"
 #include "codecs/int8.h"
+#include "codecs/philox.h"
 
 static_assert(__cplusplus >= 202002L, "some versions of CMake leave the language level out without a word");
 
@@ -40,6 +41,14 @@ __global__ void bf16_and_topk(const float* x, uint16_t* half, float* back, uint3
   value[i] = gradgate::codecs::topk_value_f32(x[i]) ^ gradgate::codecs::topk_value_bf16(x[i]);
 }
 
+__global__ void random_numbers(gradgate::Seed seed, float* u, uint32_t* words, unsigned n) {
+  const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  const auto block = gradgate::codecs::random_block(seed, gradgate::codecs::element_block(seed.first + i));
+  u[i] = gradgate::codecs::dither(gradgate::codecs::element_bits(block, seed.first + i));
+  words[i] = block.word[3];
+}
+
 }  // namespace
 
 // Keeps the kernels; a host may call it.
@@ -47,4 +56,5 @@ extern "C" void gradgate_element_code_launch(const float* x, float* e, uint32_t*
                                              unsigned n) {
   int8_blocks<<<(n / 256 + 127) / 128, 128>>>(x, e, u, c, n / 256);
   bf16_and_topk<<<(n + 127) / 128, 128>>>(x, h, e, u, u, n);
+  random_numbers<<<(n + 127) / 128, 128>>>({}, e, u, n);
 }
