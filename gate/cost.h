@@ -1,54 +1,20 @@
 // Communication cost models: what a collective costs on a link, from start-up latency and bandwidth. Pure functions,
 // exact to rounding; times in seconds, sizes in bytes, bandwidths in bytes per second, N ranks (N >= 1; one rank costs
-// nothing). Every formula is for valid input: alpha >= 0, beta > 0, bytes >= 0, all finite. The gate uses the ring
-// forms: they are what NCCL, gloo and MPI run for the large messages that are worth compressing.
+// nothing). The formulas are in gate/models/, one header per topic; this one adds what the gate prices exchanges with.
+// docs/cost-models.md lists all of them, and says which of them the gate uses.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 #include <limits>
 
+#include "gate/models/collectives.h"
+#include "gate/models/compression.h"
+#include "gate/models/hierarchical.h"
+#include "gate/models/point_to_point.h"
 #include "gradgate/types.h"
 
 namespace gradgate::gate {
-
-/// A link as seen by one rank: start-up time of a message, and bandwidth in one direction.
-struct Link {
-  double alpha_s = 0;
-  double beta_Bps = 0;
-};
-
-/// One message of `bytes` between two ranks: α + n/β. Source: the α-β (Hockney) model.
-constexpr double p2p(double alpha_s, double beta_Bps, double bytes) noexcept { return alpha_s + bytes / beta_Bps; }
-
-/// Ring all-reduce of an M-byte vector: 2(N−1) steps of M/N bytes, 2(N−1)/N·M/β + 2(N−1)α. Every rank's link carries
-/// 2(N−1)/N·M in each direction. Source: Patarasuk and Yuan 2009; Thakur et al. 2005.
-constexpr double ring_allreduce(double alpha_s, double beta_Bps, double ranks, double bytes) noexcept {
-  return 2 * ((ranks - 1) / ranks) * bytes / beta_Bps + 2 * (ranks - 1) * alpha_s;
-}
-
-/// One pass around the ring: all-gather or reduce-scatter, and pairwise all-to-all, whose vector has M bytes in total
-/// (M/N per rank or per pair): (N−1)/N·M/β + (N−1)α. Source: Thakur et al. 2005.
-constexpr double ring_pass(double alpha_s, double beta_Bps, double ranks, double bytes) noexcept {
-  return (ranks - 1) / ranks * bytes / beta_Bps + (ranks - 1) * alpha_s;
-}
-
-/// Every rank receives the P-byte payload of every other rank: an all-gather of N·P bytes, (N−1)(α + P/β). Grows with
-/// N: the price of a payload that cannot be summed on the way.
-constexpr double gather_exchange(double alpha_s, double beta_Bps, double ranks, double payload_bytes) noexcept {
-  return (ranks - 1) * (alpha_s + payload_bytes / beta_Bps);
-}
-
-/// All-to-all of encoded shards, then all-gather of re-encoded shards; P is one rank's payload for the whole vector.
-constexpr double two_shot_exchange(double alpha_s, double beta_Bps, double ranks, double payload_bytes) noexcept {
-  return 2 * ring_pass(alpha_s, beta_Bps, ranks, payload_bytes);
-}
-
-/// What encoding and decoding together may cost before a compressed exchange stops paying: T(M) − T(M/r). May be
-/// negative.
-constexpr double codec_budget(double dense_s, double compressed_transfer_s) noexcept {
-  return dense_s - compressed_transfer_s;
-}
 
 /// Time of one collective as a straight line in the bytes of its whole vector.
 struct LinearCost {
@@ -61,29 +27,62 @@ struct LinearCost {
   }
 };
 
+/// The two levels of a job with several ranks per node, for the hierarchical exchange.
+struct NodeModel {
+  LinearCost pass;  ///< reduce-scatter or all-gather inside a node, in bytes of the whole vector
+  /// Between the nodes' ranks of equal place, in bytes of the shard that they reduce: 1/ranks_per_node of the vector.
+  LinearCost all_reduce, all_gather, all_to_all;
+  uint32_t ranks_per_node = 0;  ///< 0: not known, hierarchical is not priced
+
+  bool usable() const noexcept {
+    return ranks_per_node > 0 && pass.usable() && all_reduce.usable() && all_gather.usable() && all_to_all.usable();
+  }
+};
+
 /// The three collectives that exchanges are made of, for a given number of ranks; from a nominal link or from a fit.
 /// The vector of all_gather and all_to_all is the whole one: N times what one rank sends or receives from each peer.
 struct LinkModel {
   LinearCost all_reduce, all_gather, all_to_all;
   uint32_t ranks = 0;
+  NodeModel node = {};
 
   bool usable() const noexcept {
     return ranks > 0 && all_reduce.usable() && all_gather.usable() && all_to_all.usable();
   }
 };
 
+/// One pass of a ring of `ranks` as a line: (N−1)·α + (N−1)/N/β per byte.
+constexpr LinearCost ring_line(Link link, uint32_t ranks) noexcept {
+  const double n = ranks;
+  return {(n - 1) * link.alpha_s, (n - 1) / n / link.beta_Bps};
+}
+
 /// The model of a link by the ring formulas above. ranks == 1: all zero.
 constexpr LinkModel link_model(Link link, uint32_t ranks) noexcept {
-  const double n = ranks;
-  const LinearCost pass{(n - 1) * link.alpha_s, (n - 1) / n / link.beta_Bps};
+  const LinearCost pass = ring_line(link, ranks);
   return {{2 * pass.fixed_s, 2 * pass.per_byte_s}, pass, pass, ranks};
 }
 
+/// The model of a job on two levels: hierarchical over both links, the flat exchanges over the one between nodes (or
+/// the one inside, when there is one node only). `ranks_per_node` must divide `ranks`.
+constexpr LinkModel two_level_model(Link inside, Link between, uint32_t ranks, uint32_t ranks_per_node) noexcept {
+  const uint32_t nodes = ranks / ranks_per_node;
+  LinkModel model = link_model(nodes > 1 ? between : inside, ranks);
+  const LinkModel shard = link_model(between, nodes);
+  model.node = {ring_line(inside, ranks_per_node), shard.all_reduce, shard.all_gather, shard.all_to_all,
+                ranks_per_node};
+  return model;
+}
+
 /// Transfer time of one exchange whose payload is `payload_bytes` per rank for the whole vector; for dense, the
-/// gradient's bytes over all_reduce. NaN where the exchange is not priced (hierarchical needs two links) or the model
-/// is unusable.
-inline double exchange_cost(Exchange exchange, const LinkModel& link, double payload_bytes) noexcept {
-  if (!link.usable()) return std::numeric_limits<double>::quiet_NaN();
+/// gradient's bytes over all_reduce. hierarchical: a dense reduce-scatter and all-gather of `dense_bytes` inside the
+/// node, and in between the exchange `between` of a shard's payload, payload_bytes / ranks_per_node. NaN where the
+/// model is unusable, and for hierarchical where the node's part is or dense_bytes are missing.
+inline double exchange_cost(Exchange exchange, const LinkModel& link, double payload_bytes,
+                            double dense_bytes = std::numeric_limits<double>::quiet_NaN(),
+                            Exchange between = Exchange::two_shot) noexcept {
+  constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+  if (!link.usable()) return kNone;
   if (link.ranks == 1) return 0;
   switch (exchange) {
     case Exchange::all_reduce:
@@ -92,10 +91,14 @@ inline double exchange_cost(Exchange exchange, const LinkModel& link, double pay
       return link.all_to_all(payload_bytes) + link.all_gather(payload_bytes);
     case Exchange::all_gather:
       return link.all_gather(link.ranks * payload_bytes);
-    case Exchange::hierarchical:
-      break;
+    case Exchange::hierarchical: {
+      if (!link.node.usable() || between == Exchange::hierarchical) return kNone;
+      const NodeModel& node = link.node;
+      const LinkModel nodes{node.all_reduce, node.all_gather, node.all_to_all, link.ranks / node.ranks_per_node};
+      return 2 * node.pass(dense_bytes) + exchange_cost(between, nodes, payload_bytes / node.ranks_per_node);
+    }
   }
-  return std::numeric_limits<double>::quiet_NaN();
+  return kNone;
 }
 
 }  // namespace gradgate::gate

@@ -60,7 +60,8 @@ struct GateConfig {
 struct CandidateInfo {
   char name[48] = {};  ///< as the user wrote it, e.g. "int8"; appears in the log and in explanations
   Exchange exchange = Exchange::two_shot;
-  int fidelity = 0;  ///< 0 is exact; a larger number loses more
+  int fidelity = 0;                       ///< 0 is exact; a larger number loses more
+  Exchange between = Exchange::two_shot;  ///< of hierarchical: the exchange between the nodes
 };
 
 struct BucketInfo {

@@ -98,7 +98,7 @@ bool valid_inputs(std::span<const CandidateInfo> candidates, std::span<const Buc
   if (candidates.size() > static_cast<size_t>(kMaxCandidates)) return false;
   for (const CandidateInfo& c : candidates) {
     if (c.name[0] == '\0' || std::memchr(c.name, '\0', sizeof(c.name)) == nullptr ||
-        c.exchange > Exchange::hierarchical)
+        c.exchange > Exchange::hierarchical || c.between > Exchange::hierarchical)
       return false;
   }
   const auto size = [](double v) { return std::isfinite(v) && v >= 0; };
@@ -157,7 +157,7 @@ double hash_shape(const GateShape& shape) noexcept {
   }
   for (const CandidateInfo& candidate : shape.candidates) {
     bytes(candidate.name, std::strlen(candidate.name) + 1);
-    number(double(candidate.exchange)), number(candidate.fidelity);
+    number(double(candidate.exchange)), number(candidate.fidelity), number(double(candidate.between));
   }
   for (const BucketInfo& bucket : shape.buckets) {
     number(bucket.dense_bytes);

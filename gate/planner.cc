@@ -403,7 +403,9 @@ class Planner {
       if (c == b.running && !std::isnan(b.running_transfer_s)) {
         cost.transfer_s = b.running_transfer_s;
       } else {
-        cost.transfer_s = load * exchange_cost(shape_.candidates[i].exchange, link_, info.payload_bytes[i]);
+        const CandidateInfo& candidate = shape_.candidates[i];
+        cost.transfer_s =
+            load * exchange_cost(candidate.exchange, link_, info.payload_bytes[i], info.dense_bytes, candidate.between);
       }
     }
     Decision d = decide(dense, info.dense_bytes, {costs, n}, incumbent);
