@@ -1,4 +1,5 @@
 // The C ABI: thin wrappers that turn handles, codes and texts into the C++ interface. Nothing is decided here.
+#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <new>
@@ -7,6 +8,7 @@
 
 #include "gradgate/gradgate.h"
 #include "gradgate/gradgate_c.h"
+#include "integration/comm/callback_comm.h"
 
 using gradgate::CodecSpec;
 using gradgate::Communicator;
@@ -93,6 +95,24 @@ int gg_comm_create_shaped(gg_comm* inner, double alpha_s, double beta_bytes_per_
   *out = holder.release();
   return 0;
 }
+int gg_comm_create_callbacks(int rank, int ranks, const gg_communicator_ops* ops, void* context,
+                             const char* description, gg_comm** out, char* why, size_t why_bytes) {
+  Message message;
+  if (out != nullptr) *out = nullptr;
+  if (ops == nullptr || out == nullptr) {
+    message.format("gg_comm_create_callbacks: ops and out are needed");
+    return report(StatusCode::invalid_argument, message, why, why_bytes);
+  }
+  auto holder = std::unique_ptr<gg_comm>(new (std::nothrow) gg_comm);
+  if (!holder) return report(StatusCode::out_of_memory, message, why, why_bytes);
+  if (const Status s =
+          gradgate::comm::make_callback_comm(rank, ranks, *ops, context, description, &holder->owned, &message);
+      !s.ok())
+    return report(s, message, why, why_bytes);
+  holder->comm = holder->owned.get();
+  *out = holder.release();
+  return 0;
+}
 void gg_comm_destroy(gg_comm* comm) {
   if (comm != nullptr && comm->owned) delete comm;  // a rank of a thread group belongs to its group
 }
@@ -163,6 +183,28 @@ int gg_session_all_reduce(gg_session* session, uint32_t bucket, void* data, size
   if (session == nullptr || !valid_dtype(dtype)) return code(StatusCode::invalid_argument);
   return code(session->session->all_reduce(bucket, {data, count, static_cast<DType>(dtype)}));
 }
+void gg_session_bucket_ready(gg_session* session, uint32_t bucket, double ready_s) {
+  if (session != nullptr) session->session->bucket_ready(bucket, ready_s);
+}
+double gg_now(void) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+int gg_session_all_reduce_dense(gg_session* session, void* data, size_t count, int dtype) {
+  if (session == nullptr || !valid_dtype(dtype)) return code(StatusCode::invalid_argument);
+  return code(session->session->all_reduce_dense({data, count, static_cast<DType>(dtype)}));
+}
+int gg_session_set_gradient_scale(gg_session* session, double scale) {
+  return session == nullptr ? code(StatusCode::invalid_argument) : code(session->session->set_gradient_scale(scale));
+}
+int gg_session_skip_step(gg_session* session) {
+  return session == nullptr ? code(StatusCode::invalid_argument) : code(session->session->skip_step());
+}
+void gg_session_set_dense_division(gg_session* session, int divide) {
+  if (session != nullptr) session->session->set_dense_division(divide != 0);
+}
+const float* gg_session_residual(const gg_session* session, uint32_t bucket) {
+  return session == nullptr ? nullptr : session->session->residual(bucket);
+}
 int gg_session_flush(gg_session* session) {
   return session == nullptr ? code(StatusCode::invalid_argument) : code(session->session->flush());
 }
@@ -172,7 +214,7 @@ void gg_session_get_stats(const gg_session* session, gg_session_stats* out) {
   *out = {s.steps,      s.dense_buckets, s.compressed_buckets, s.dense_bytes,
           s.wire_bytes, s.non_finite,    s.dropped_residuals,  s.dropped_sum,
           s.encode_s,   s.transfer_s,    s.decode_s,           s.gate_s,
-          s.saved_s};
+          s.saved_s,    s.skipped_steps};
 }
 const char* gg_session_explain(const gg_session* session, uint32_t bucket) {
   return session == nullptr ? "" : session->session->explain(bucket);

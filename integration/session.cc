@@ -110,6 +110,8 @@ SessionImpl::Turn SessionImpl::turn(const Bucket& bucket, const gate::StepPlan& 
   if (flush_) return flush;
   switch (plan.action) {
     case gate::Action::dense:
+      // A flush may be skipped with its step; what is then still pending goes out with the next dense one.
+      return bucket.pending ? flush : Turn{dense_candidate(), 0, Feedback::none};
     case gate::Action::probe:
       return {dense_candidate(), 0, Feedback::none};
     case gate::Action::flush:
@@ -127,6 +129,7 @@ SessionImpl::Turn SessionImpl::turn(const Bucket& bucket, const gate::StepPlan& 
 Status SessionImpl::all_reduce(uint32_t index, Vec gradient) noexcept {
   if (failed_) return refuse(StatusCode::bad_state, "this session failed before: %s", error_.text);
   if (!has_layout_) return refuse(StatusCode::bad_state, "all_reduce before set_layout");
+  if (unplanned_) return refuse(StatusCode::bad_state, "all_reduce after all_reduce_dense; set_layout ends that step");
   if (index != next_bucket_ || index >= buckets_.size()) {
     return refuse(
         StatusCode::invalid_argument,
@@ -153,6 +156,8 @@ Status SessionImpl::all_reduce(uint32_t index, Vec gradient) noexcept {
   args.workspace = workspace_;
   args.seed = {options_.seed, index, static_cast<uint32_t>(step_), 0};
   args.executor = options_.executor;
+  args.divide = divide_;
+  if (args.residual != nullptr) save_residual(bucket);
 
   ExchangeTimes times;
   Message why;
@@ -164,6 +169,7 @@ Status SessionImpl::all_reduce(uint32_t index, Vec gradient) noexcept {
   }
   if (now.feedback == Feedback::apply) bucket.pending = true;
   if (now.feedback == Feedback::flush) bucket.pending = false;
+  watch_result(gradient);
 
   gate::Sample sample;
   sample.candidate = now.index;
@@ -175,6 +181,7 @@ Status SessionImpl::all_reduce(uint32_t index, Vec gradient) noexcept {
   (now.index == 0 ? stats_.dense_buckets : stats_.compressed_buckets) += 1;
   stats_.dense_bytes += bucket.count * dtype_bytes(bucket.dtype);
   stats_.wire_bytes += exchange_wire_bytes(args.shape);
+  stats_.non_finite += times.non_finite;
   stats_.encode_s += times.encode_s;
   stats_.transfer_s += times.transfer_s;
   stats_.decode_s += times.decode_s;
@@ -207,6 +214,7 @@ void SessionImpl::measure_shadow(uint32_t index, const Vec& gradient, int candid
 }
 
 Status SessionImpl::end_step() noexcept {
+  settle_residuals();
   const double now = comm_.now();
   // A step that flushed, or the first one after a pause, says nothing about the plan.
   const bool counts = timed_step_ && !flush_;
@@ -276,7 +284,7 @@ void SessionImpl::say(const Message& message) const noexcept {
 
 Status SessionImpl::flush() noexcept {
   if (failed_) return refuse(StatusCode::bad_state, "this session failed before: %s", error_.text);
-  if (next_bucket_ != 0)
+  if (next_bucket_ != 0 || unplanned_)
     return refuse(StatusCode::bad_state, "flush within a step (bucket %u is next); call it between steps",
                   next_bucket_);
   flush_ = true;

@@ -35,7 +35,12 @@ class SessionImpl final : public Session {
 
   Status set_layout(std::span<const BucketLayout> buckets) noexcept override;
   Status all_reduce(uint32_t bucket, Vec gradient) noexcept override;
+  void bucket_ready(uint32_t bucket, double ready_s) noexcept override;
+  Status all_reduce_dense(Vec gradient) noexcept override;
   Status flush() noexcept override;
+  Status set_gradient_scale(double scale) noexcept override;
+  Status skip_step() noexcept override;
+  void set_dense_division(bool divide) noexcept override { divide_ = divide; }
   const float* residual(uint32_t bucket) const noexcept override;
   SessionStats stats() const noexcept override;
   const char* explain(uint32_t bucket) const noexcept override;
@@ -54,6 +59,9 @@ class SessionImpl final : public Session {
     bool has_residual = false;   ///< some candidate of this bucket uses feedback
     size_t residual_offset = 0;  ///< into residuals_
     bool pending = false;        ///< the residual may hold unsent gradient
+    bool saved = false;          ///< before_ holds this bucket's residual as it was before the step that runs
+    bool pending_before = false;
+    double ready_s = 0;  ///< bucket_ready() of the step that runs; NaN: not given
   };
   /// What one bucket does in one step, after the session's own reasons have been weighed against the gate's plan.
   struct Turn {
@@ -73,6 +81,10 @@ class SessionImpl final : public Session {
     return bucket.has_residual ? residuals_.data() + bucket.residual_offset : nullptr;
   }
   Turn turn(const Bucket& bucket, const gate::StepPlan& plan) const noexcept;
+  void save_residual(Bucket& bucket) noexcept;
+  void watch_result(const Vec& gradient) noexcept;
+  void settle_residuals() noexcept;
+  void end_unplanned_step() noexcept;
   void measure_shadow(uint32_t bucket, const Vec& gradient, int candidate) noexcept;
   Status end_step() noexcept;
   Status agree() noexcept;
@@ -90,6 +102,7 @@ class SessionImpl final : public Session {
 
   std::vector<Bucket> buckets_;
   std::vector<float> residuals_;
+  std::vector<float> before_;  ///< residuals before the step that runs; only with a gradient scale
   std::vector<std::byte> workspace_, shadow_;
   std::vector<double> report_, reports_, message_;
   std::vector<int> explained_;  ///< per bucket: the candidate that was last explained
@@ -99,6 +112,11 @@ class SessionImpl final : public Session {
   uint64_t step_ = 0;
   uint32_t next_bucket_ = 0;
   bool has_layout_ = false, failed_ = false, flush_ = false, warned_dtype_ = false;
+  bool unplanned_ = false;  ///< this step has buckets outside the layout: only set_layout() can end it
+  bool scaled_ = false;     ///< set_gradient_scale() was called: steps can be skipped
+  bool skip_step_ = false;  ///< the step that runs will be skipped
+  bool divide_ = false;     ///< dense scaling by division
+  double gradient_scale_ = 1;
   double last_end_s_ = 0;
   bool timed_step_ = false;  ///< the step since last_end_s_ can be measured
   SessionStats stats_;

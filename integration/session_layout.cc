@@ -41,12 +41,13 @@ Status SessionImpl::check_layout(std::span<const BucketLayout> buckets, Message*
 
 Status SessionImpl::set_layout(std::span<const BucketLayout> buckets) noexcept {
   if (failed_) return refuse(StatusCode::bad_state, "this session failed before: %s", error_.text);
-  if (next_bucket_ != 0)
+  if (next_bucket_ != 0 && !unplanned_)
     return refuse(StatusCode::bad_state, "set_layout within a step (bucket %u is next); call it between steps",
                   next_bucket_);
   try {
     Message why;
     if (const Status s = check_layout(buckets, &why); !s.ok()) return refuse(s, "set_layout: %s", why.text);
+    if (unplanned_) end_unplanned_step();
     if (const Status s = build_layout(buckets); !s.ok()) return s;
 
     size_t elements = 0;
@@ -103,6 +104,7 @@ Status SessionImpl::build_layout(std::span<const BucketLayout> layout) {
   std::vector<float> old_residuals = std::move(residuals_);
   buckets_ = std::move(next);
   residuals_.assign(residual_count, 0.0f);
+  if (scaled_) before_.resize(residual_count);
   workspace_.resize(std::max(work, workspace_.size()));
   shadow_.resize(std::max(shadow, shadow_.size()));
   if (has_layout_) move_residuals(old_buckets, old_residuals);

@@ -12,8 +12,9 @@ namespace gradgate {
 namespace {
 
 struct StateHeader {
-  char magic[8] = {'G', 'G', 'S', 'T', 'A', 'T', 'E', '1'};
+  char magic[8] = {'G', 'G', 'S', 'T', 'A', 'T', 'E', '2'};
   uint64_t rank = 0, ranks = 0, step = 0, seed = 0, params = 0, layout = 0, gate_bytes = 0;
+  double gradient_scale = 1;
 };
 struct ParamRecord {
   uint64_t param_id = 0, count = 0, flags = 0;
@@ -58,7 +59,7 @@ size_t SessionImpl::state_bytes() const noexcept {
 
 Status SessionImpl::save_state(Bytes out, size_t* written) const noexcept {
   if (failed_) return refuse(StatusCode::bad_state, "this session failed before: %s", error_.text);
-  if (!has_layout_ || next_bucket_ != 0)
+  if (!has_layout_ || next_bucket_ != 0 || unplanned_)
     return refuse(StatusCode::bad_state, "save_state before set_layout or within a step; call it between steps");
   const size_t needed = state_bytes();
   if (out.size() < needed) {
@@ -78,6 +79,7 @@ Status SessionImpl::save_state(Bytes out, size_t* written) const noexcept {
   header.seed = options_.seed;
   header.layout = layout_hash();
   header.gate_bytes = gate_.state_bytes();
+  header.gradient_scale = gradient_scale_;
   for (const Bucket& bucket : buckets_) header.params += bucket.slices.size();
   put(&header, sizeof(header));
   if (const Status s = gate_.save({at, header.gate_bytes}); !s.ok())
@@ -101,7 +103,7 @@ Status SessionImpl::save_state(Bytes out, size_t* written) const noexcept {
 
 Status SessionImpl::load_state(ConstBytes state) noexcept {
   if (failed_) return refuse(StatusCode::bad_state, "this session failed before: %s", error_.text);
-  if (!has_layout_ || next_bucket_ != 0)
+  if (!has_layout_ || next_bucket_ != 0 || unplanned_)
     return refuse(StatusCode::bad_state, "load_state before set_layout or within a step; call it between steps");
   try {
     struct Loaded {
@@ -139,6 +141,8 @@ Status SessionImpl::load_state(ConstBytes state) noexcept {
       if (header.rank != static_cast<uint64_t>(comm_.rank()))
         reject(StatusCode::peer_mismatch, "state of rank %llu, this is rank %d",
                static_cast<unsigned long long>(header.rank), comm_.rank());
+      if (!(header.gradient_scale > 0) || !std::isfinite(header.gradient_scale))
+        reject(StatusCode::bad_payload, "gradient scale %g", header.gradient_scale);
       if (header.seed != options_.seed)
         reject(StatusCode::peer_mismatch, "state with seed %llu, this session has %llu",
                static_cast<unsigned long long>(header.seed), static_cast<unsigned long long>(options_.seed));
@@ -228,6 +232,7 @@ Status SessionImpl::load_state(ConstBytes state) noexcept {
       any_pending = any_pending || bucket.pending;
     }
     step_ = header.step;
+    gradient_scale_ = header.gradient_scale;
     timed_step_ = false;
     flush_ = false;
     if (!gate_kept) {

@@ -48,6 +48,7 @@ struct ExchangeArgs {
   Bytes workspace;  ///< at least exchange_workspace_bytes(shape), any alignment
   Seed seed;        ///< key, tensor and step; stream and first are set by the exchange
   Executor executor;
+  bool divide = false;  ///< all_reduce: scale by division by N instead of multiplication with 1/N
 };
 
 /// One collective the driver must perform. kind == none: the exchange is complete.
@@ -109,6 +110,7 @@ class GRADGATE_API ExchangeMachine {
 /// Seconds one exchange took on this rank, by part.
 struct ExchangeTimes {
   double encode_s = 0, transfer_s = 0, decode_s = 0;
+  uint64_t non_finite = 0;  ///< ExchangeMachine::non_finite()
 };
 
 /// Codec speed that is charged on a virtual clock, in bytes of the gradient per second of encoding and of decoding (0:

@@ -46,6 +46,27 @@ GG_API int gg_comm_create_shaped(gg_comm* inner, double alpha_s, double beta_byt
                                  gg_comm** out);
 GG_API void gg_comm_destroy(gg_comm* comm);
 
+/* A transport of your own: blocking collectives on host memory. Every function returns a status code, 0 when this
+ * rank's result is there; `timeout_s` is what is left for waiting. Counts, blocks and aliasing are those of
+ * gradgate/communicator.h (all_reduce: send == recv; all_gather: send may be the own block of recv). Calls come from
+ * the thread that calls the session, in the same order on every rank. After a failure none comes any more. */
+typedef struct gg_communicator_ops {
+  size_t size; /* sizeof(gg_communicator_ops): lets the struct grow */
+  int (*all_reduce_sum)(void* context, const void* send, void* recv, size_t count, int dtype, double timeout_s);
+  int (*all_gather)(void* context, const void* send, void* recv, size_t count, int dtype, double timeout_s);
+  int (*all_to_all)(void* context, const void* send, void* recv, size_t count, int dtype, double timeout_s);
+  int (*reduce_scatter_sum)(void* context, const void* send, void* recv, size_t count, int dtype,
+                            double timeout_s); /* may be null */
+  int (*broadcast)(void* context, void* data, size_t count, int dtype, int root, double timeout_s);
+  int (*barrier)(void* context, double timeout_s);
+  void (*abort)(void* context);             /* any thread; may be null */
+  const char* (*last_error)(void* context); /* why the last call failed; may be null */
+} gg_communicator_ops;
+
+/* `ops` and `description` are copied, `context` must live as long as the communicator (gg_comm_destroy). */
+GG_API int gg_comm_create_callbacks(int rank, int ranks, const gg_communicator_ops* ops, void* context,
+                                    const char* description, gg_comm** out, char* why, size_t why_bytes);
+
 /* --- session
  * ------------------------------------------------------------------------------------------------------------------ */
 typedef struct gg_session gg_session;
@@ -77,6 +98,7 @@ typedef struct gg_bucket {
 typedef struct gg_session_stats {
   uint64_t steps, dense_buckets, compressed_buckets, dense_bytes, wire_bytes, non_finite, dropped_residuals;
   double dropped_sum, encode_s, transfer_s, decode_s, gate_s, saved_s;
+  uint64_t skipped_steps;
 } gg_session_stats;
 
 GG_API void gg_session_options_init(gg_session_options* options); /* auto, "bf16,int8", 30 s */
@@ -87,6 +109,20 @@ GG_API void gg_session_destroy(gg_session* session);
 GG_API int gg_session_set_layout(gg_session* session, const gg_bucket* buckets, size_t count);
 /* Averages data over the ranks, in place. */
 GG_API int gg_session_all_reduce(gg_session* session, uint32_t bucket, void* data, size_t count, int dtype);
+/* When the trainer had this bucket's gradient: seconds on the clock of gg_now(). Before gg_session_all_reduce(); once
+ * all buckets have one the gate prices exposed time. */
+GG_API void gg_session_bucket_ready(gg_session* session, uint32_t bucket, double ready_s);
+GG_API double gg_now(void);
+/* Dense average of a bucket that the layout does not know; such a step ends with gg_session_set_layout(). */
+GG_API int gg_session_all_reduce_dense(gg_session* session, void* data, size_t count, int dtype);
+/* The loss scale of the next steps' gradients; a step with a non-finite result then counts as skipped (session.h). */
+GG_API int gg_session_set_gradient_scale(gg_session* session, double scale);
+/* The step that runs will be skipped by the trainer for a reason that the session cannot see. */
+GG_API int gg_session_skip_step(gg_session* session);
+/* Dense buckets divide by the ranks instead of multiplying by 1/ranks. */
+GG_API void gg_session_set_dense_division(gg_session* session, int divide);
+/* This rank's residual of a bucket, sum units; null where there is none. Valid until the next call. */
+GG_API const float* gg_session_residual(const gg_session* session, uint32_t bucket);
 GG_API int gg_session_flush(gg_session* session);
 GG_API void gg_session_get_stats(const gg_session* session, gg_session_stats* out);
 GG_API const char* gg_session_explain(const gg_session* session, uint32_t bucket);

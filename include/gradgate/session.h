@@ -60,8 +60,9 @@ struct SessionStats {
   uint64_t dropped_residuals = 0;  ///< residual elements dropped because their parameter vanished or changed size
   double dropped_sum = 0;          ///< their sum, so that the law can be checked
   double encode_s = 0, transfer_s = 0, decode_s = 0;
-  double gate_s = 0;   ///< probing, shadow measurements and agreement: the cost of knowing
-  double saved_s = 0;  ///< verified saving against dense so far; negative when the gate lost time
+  double gate_s = 0;           ///< probing, shadow measurements and agreement: the cost of knowing
+  double saved_s = 0;          ///< verified saving against dense so far; negative when the gate lost time
+  uint64_t skipped_steps = 0;  ///< steps whose residuals were taken back (set_gradient_scale(), skip_step())
 };
 
 /// One rank's session. Calls are made by one thread at a time, in the same order on every rank. After an error every
@@ -81,9 +82,30 @@ class GRADGATE_API Session {
   /// Collective. Averages `gradient` over ranks, in place. Buckets come in ascending order, each once per step; the
   /// last one ends the step.
   virtual Status all_reduce(uint32_t bucket, Vec gradient) noexcept = 0;
+  /// When the trainer had this bucket's gradient, in seconds of the communicator's now(); called before all_reduce() of
+  /// the bucket. Once every bucket of a step has one, the gate prices the time that is exposed after the last gradient
+  /// instead of the sum of all exchanges (docs/gate.md).
+  virtual void bucket_ready(uint32_t bucket, double ready_s) noexcept = 0;
+  /// Collective. The plain dense average of a bucket that the layout does not know: a trainer that regroups its buckets
+  /// and says so only bucket by bucket sends the rest of that step this way, then calls set_layout(), which ends the
+  /// step. Residuals stay as they are.
+  virtual Status all_reduce_dense(Vec gradient) noexcept = 0;
   /// Asks for the residuals to be sent with the next step (dense, everything): before an evaluation, a change of the
   /// number of ranks, the end. Call on every rank between steps.
   virtual Status flush() noexcept = 0;
+
+  /// Loss scaling: the next steps' gradients are `scale` times the true ones. Residuals are multiplied by new/old scale
+  /// (exact for powers of two). From the first call on a step in which any result is not finite counts as skipped, as
+  /// it does for the loss scaler: all residuals return to what they were before it. Costs a second copy of the
+  /// residuals and a look at every result. Between steps, the same on every rank; invalid_argument unless finite and
+  /// positive.
+  virtual Status set_gradient_scale(double scale) noexcept = 0;
+  /// The step that is running will be skipped by the trainer for a reason outside this session. Needs
+  /// set_gradient_scale().
+  virtual Status skip_step() noexcept = 0;
+  /// Dense buckets divide by the number of ranks instead of multiplying by 1/N in their dtype: what DDP does to
+  /// gradients that live in its buckets. The same on every rank.
+  virtual void set_dense_division(bool divide) noexcept = 0;
 
   /// Read-only view of this rank's residual of a bucket; null where there is none. Sum units.
   virtual const float* residual(uint32_t bucket) const noexcept = 0;

@@ -7,7 +7,7 @@
 namespace gradgate::comm {
 
 /// gradient[i] *= 1/ranks: f32, bf16 and f16 multiply by float(1.0 / ranks), f64 by 1.0 / ranks; bf16 and f16 round to
-/// nearest even.
-void scale_dense(Vec gradient, int ranks, const Executor& executor) noexcept;
+/// nearest even. `divide`: gradient[i] /= ranks instead, what DDP does to gradients that already live in its buckets.
+void scale_dense(Vec gradient, int ranks, bool divide, const Executor& executor) noexcept;
 
 }  // namespace gradgate::comm

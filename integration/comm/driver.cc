@@ -76,6 +76,7 @@ Status run_exchange(Communicator& comm, const ExchangeArgs& args, double timeout
       return status;
     }
   }
+  spent.non_finite = machine.non_finite();
   if (times != nullptr) *times = spent;
   return {};
 }

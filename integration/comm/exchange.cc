@@ -156,7 +156,7 @@ Status ExchangeMachine::begin_all_reduce() noexcept {
       return status;
     }
   }
-  if (args_.shape.ranks > 1) comm::scale_dense(args_.gradient, args_.shape.ranks, args_.executor);
+  if (args_.shape.ranks > 1) comm::scale_dense(args_.gradient, args_.shape.ranks, args_.divide, args_.executor);
   return {};
 }
 

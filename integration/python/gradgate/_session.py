@@ -1,0 +1,120 @@
+"""A session of the C interface as an object. One thread at a time; every call is one C call."""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from ctypes import byref, c_size_t, c_uint64, c_void_p
+
+from . import _native
+from ._native import Error
+
+
+def param_id(name: str) -> int:
+    """The id by which a parameter's residual is kept: FNV-1a of its name, 64 bits, the same in every process."""
+    value = 0xCBF29CE484222325
+    for byte in name.encode():
+        value = ((value ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
+    return value
+
+
+class Session:
+    """``communicator`` is a gg_comm handle that must outlive the session (collective: every rank creates one)."""
+
+    def __init__(
+        self,
+        communicator: c_void_p,
+        mode: str,
+        codecs: str,
+        seed: int,
+        timeout_s: float,
+        link: tuple[float, float] | None = None,
+        log: Callable[[str], None] | None = None,
+        say: Callable[[str], None] | None = None,
+    ):
+        self._native = _native.library()
+        options = _native.SessionOptions()
+        self._native.gg_session_options_init(byref(options))
+        options.mode = _native.MODES.index(mode)
+        options.codecs = codecs.encode()
+        options.seed = c_uint64(seed)
+        options.timeout_s = timeout_s
+        if link is not None:
+            options.link_alpha_s, options.link_beta_bytes_per_s = link
+        self._callbacks = []
+        if log is not None:
+            options.log = _native.LOG(lambda _, line, size: log(ctypes.string_at(line, size).decode()))
+            self._callbacks.append(options.log)
+        if say is not None:
+            options.explain = _native.EXPLAIN(lambda _, line: say(line.decode()))
+            self._callbacks.append(options.explain)
+        self._handle = _native.created(self._native.gg_session_create, communicator, byref(options))
+
+    def close(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._native.gg_session_destroy(handle)
+        self._callbacks = []
+
+    def _check(self, code: int) -> None:
+        if code != 0:
+            raise Error(code, self._native.gg_session_last_error(self._handle).decode(errors="replace"))
+
+    def set_layout(self, buckets: Sequence[tuple[int, Sequence[tuple[int, int]]]]) -> None:
+        """``buckets``: per bucket its dtype code and (param id, elements) in the order in which they lie in it."""
+        described = (_native.Bucket * max(len(buckets), 1))()
+        kept = []
+        for bucket, (dtype, params) in zip(described, buckets):
+            slices = (_native.ParamSlice * max(len(params), 1))()
+            offset = 0
+            for piece, (identity, count) in zip(slices, params):
+                piece.param_id, piece.offset, piece.count = identity, offset, count
+                offset += count
+            kept.append(slices)
+            bucket.dtype, bucket.slices, bucket.slice_count = dtype, slices, len(params)
+        self._check(self._native.gg_session_set_layout(self._handle, described, len(buckets)))
+
+    def all_reduce(self, bucket: int, pointer: int, count: int, dtype: int, ready_s: float) -> None:
+        """Averages ``count`` elements at ``pointer`` over the ranks, in place."""
+        self._native.gg_session_bucket_ready(self._handle, bucket, ready_s)
+        self._check(self._native.gg_session_all_reduce(self._handle, bucket, pointer, count, dtype))
+
+    def all_reduce_dense(self, pointer: int, count: int, dtype: int) -> None:
+        self._check(self._native.gg_session_all_reduce_dense(self._handle, pointer, count, dtype))
+
+    def set_gradient_scale(self, scale: float) -> None:
+        self._check(self._native.gg_session_set_gradient_scale(self._handle, scale))
+
+    def skip_step(self) -> None:
+        self._check(self._native.gg_session_skip_step(self._handle))
+
+    def set_dense_division(self, divide: bool) -> None:
+        self._native.gg_session_set_dense_division(self._handle, int(divide))
+
+    def residual(self, bucket: int, count: int) -> list[float] | None:
+        """A copy of this rank's residual of a bucket, sum units; None where there is none."""
+        pointer = self._native.gg_session_residual(self._handle, bucket)
+        return None if not pointer else list((ctypes.c_float * count).from_address(pointer))
+
+    def flush(self) -> None:
+        self._check(self._native.gg_session_flush(self._handle))
+
+    def stats(self) -> dict[str, int | float]:
+        stats = _native.SessionStats()
+        self._native.gg_session_get_stats(self._handle, byref(stats))
+        return {name: getattr(stats, name) for name, _ in stats._fields_}
+
+    def explain(self, bucket: int) -> str:
+        return self._native.gg_session_explain(self._handle, bucket).decode()
+
+    def phase(self) -> str:
+        return self._native.gg_session_phase(self._handle).decode()
+
+    def save_state(self) -> bytearray:
+        state = bytearray(self._native.gg_session_state_bytes(self._handle))
+        written = c_size_t()
+        view = (ctypes.c_char * len(state)).from_buffer(state)
+        self._check(self._native.gg_session_save_state(self._handle, view, len(state), byref(written)))
+        del view
+        return state[: written.value]
+
+    def load_state(self, state: bytes) -> None:
+        self._check(self._native.gg_session_load_state(self._handle, bytes(state), len(state)))

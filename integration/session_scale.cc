@@ -1,0 +1,137 @@
+// The session under loss scaling: residuals follow the scale of the gradients, and a step that the scaler skips leaves
+// them as they were. Also steps whose buckets the layout does not know.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "integration/session_impl.h"
+
+namespace gradgate {
+namespace {
+
+/// Whether an element is Inf or NaN: its exponent bits are all set.
+template <class Word>
+bool any_with_exponent(const void* data, size_t count, Word exponent) noexcept {
+  const auto* bytes = static_cast<const std::byte*>(data);
+  Word found = 0;
+  for (size_t i = 0; i < count; ++i) {
+    Word word;
+    std::memcpy(&word, bytes + i * sizeof(Word), sizeof(Word));
+    found |= static_cast<Word>((word & exponent) == exponent);
+  }
+  return found != 0;
+}
+
+bool any_non_finite(const Vec& v) noexcept {
+  switch (v.dtype) {
+    case DType::f32:
+      return any_with_exponent<uint32_t>(v.data, v.count, 0x7f800000u);
+    case DType::bf16:
+      return any_with_exponent<uint16_t>(v.data, v.count, 0x7f80u);
+    case DType::f16:
+      return any_with_exponent<uint16_t>(v.data, v.count, 0x7c00u);
+    case DType::f64:
+      return any_with_exponent<uint64_t>(v.data, v.count, 0x7ff0000000000000ull);
+    case DType::u8:
+      return false;
+  }
+  return false;
+}
+
+}  // namespace
+
+Status SessionImpl::set_gradient_scale(double scale) noexcept {
+  if (failed_) return refuse(StatusCode::bad_state, "this session failed before: %s", error_.text);
+  if (next_bucket_ != 0 || unplanned_)
+    return refuse(StatusCode::bad_state, "set_gradient_scale within a step (bucket %u is next); call it between steps",
+                  next_bucket_);
+  if (!std::isfinite(scale) || !(scale > 0))
+    return refuse(StatusCode::invalid_argument, "gradient scale %g, accepted: finite and positive", scale);
+  if (!scaled_) {
+    try {
+      before_.resize(residuals_.size());
+    } catch (const std::bad_alloc&) {
+      return refuse(StatusCode::out_of_memory, "set_gradient_scale: memory for a second copy of the residuals");
+    }
+    scaled_ = true;
+  }
+  const double ratio = scale / gradient_scale_;
+  gradient_scale_ = scale;
+  if (ratio == 1) return {};
+  for (float& e : residuals_) e = static_cast<float>(e * ratio);
+  return {};
+}
+
+Status SessionImpl::skip_step() noexcept {
+  if (!scaled_)
+    return refuse(StatusCode::bad_state, "skip_step without set_gradient_scale: there is no second residual");
+  skip_step_ = true;
+  return {};
+}
+
+void SessionImpl::save_residual(Bucket& bucket) noexcept {
+  if (!scaled_) return;
+  std::copy_n(residuals_.data() + bucket.residual_offset, bucket.count, before_.data() + bucket.residual_offset);
+  bucket.pending_before = bucket.pending;
+  bucket.saved = true;
+}
+
+void SessionImpl::watch_result(const Vec& gradient) noexcept {
+  if (scaled_ && !skip_step_) skip_step_ = any_non_finite(gradient);
+}
+
+// Results are identical on all ranks, so all of them take back the same steps.
+void SessionImpl::settle_residuals() noexcept {
+  for (Bucket& bucket : buckets_) {
+    if (skip_step_ && bucket.saved) {
+      std::copy_n(before_.data() + bucket.residual_offset, bucket.count, residuals_.data() + bucket.residual_offset);
+      bucket.pending = bucket.pending_before;
+    }
+    bucket.saved = false;
+  }
+  if (skip_step_) ++stats_.skipped_steps;
+  skip_step_ = false;
+}
+
+void SessionImpl::bucket_ready(uint32_t index, double ready_s) noexcept {
+  if (index < buckets_.size()) buckets_[index].ready_s = ready_s;
+}
+
+Status SessionImpl::all_reduce_dense(Vec gradient) noexcept {
+  if (failed_) return refuse(StatusCode::bad_state, "this session failed before: %s", error_.text);
+  if (gradient.data == nullptr && gradient.count > 0)
+    return refuse(StatusCode::invalid_argument, "all_reduce_dense: %zu elements at a null address", gradient.count);
+  ExchangeArgs args;
+  args.shape = {dense_candidate(), gradient.count, gradient.dtype, comm_.rank(), comm_.size(), options_.executor.width};
+  args.gradient = gradient;
+  args.executor = options_.executor;
+  args.divide = divide_;
+  ExchangeTimes times;
+  Message why;
+  if (const Status s = run_exchange(comm_, args, options_.timeout_s, options_.virtual_rates, &times, &why); !s.ok()) {
+    Message full;
+    full.format("dense bucket outside the layout, step %llu: %s", static_cast<unsigned long long>(step_),
+                why.text[0] ? why.text : s.message());
+    return fail(s, full);
+  }
+  unplanned_ = true;
+  watch_result(gradient);
+  const size_t bytes = gradient.count * dtype_bytes(gradient.dtype);
+  ++stats_.dense_buckets;
+  stats_.dense_bytes += bytes;
+  stats_.wire_bytes += bytes;
+  stats_.transfer_s += times.transfer_s;
+  return {};
+}
+
+void SessionImpl::end_unplanned_step() noexcept {
+  settle_residuals();
+  unplanned_ = false;
+  timed_step_ = false;
+  next_bucket_ = 0;
+  ++step_;
+  ++stats_.steps;
+}
+
+}  // namespace gradgate

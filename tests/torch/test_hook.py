@@ -1,0 +1,397 @@
+"""The compressed path under everything DDP does to buckets."""
+
+import gc
+import random
+import time
+import weakref
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import Join
+
+import gradgate.torch as gg
+from models import batch, deep, equal, gate, gradients, train, weights, wrap
+
+TOPK = "chunk-topk:1/1024"
+
+
+class Linear(nn.Module):
+    """sum(weight * x): the gradient of the weight is x."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(n))
+
+    def forward(self, x):
+        return (self.weight * x).sum()
+
+
+def backward(ddp, x):
+    ddp.zero_grad(set_to_none=True)
+    ddp(x).backward()
+    return ddp.module.weight.grad.clone()
+
+
+def reference_sequence():
+    ddp = wrap(Linear(4))
+    state = gate(ddp, mode="on", codecs=[TOPK])
+    g = torch.tensor([4.0, 3.0, 2.0, 1.0])
+    outputs = [backward(ddp, g) for _ in range(8)]
+    residual = state.residuals()["weight"]
+    # The layout is learnt in the first step, which is dense.
+    assert torch.equal(outputs[0], g)
+    sent = sum(outputs) * dist.get_world_size()
+    everywhere = [torch.zeros(4) for _ in range(dist.get_world_size())]
+    dist.all_gather(everywhere, residual)
+    return sent + sum(everywhere), [out.tolist() for out in outputs], everywhere
+
+
+def test_top_k_with_feedback_conserves_what_it_was_given(pool):
+    for total, outputs, _ in pool.run(2, reference_sequence):
+        assert torch.equal(total, 8 * 2 * torch.tensor([4.0, 3.0, 2.0, 1.0]))
+        assert all(sum(value != 0 for value in out) <= 2 for out in outputs[1:])
+
+
+def flush_between():
+    ddp = wrap(Linear(4))
+    state = gate(ddp, mode="on", codecs=[TOPK])
+    g = torch.tensor([4.0, 3.0, 2.0, 1.0])
+    outputs = [backward(ddp, g) for _ in range(3)]
+    state.flush()
+    outputs.append(backward(ddp, g))
+    assert all(not residual.any() for residual in state.residuals().values())
+    return torch.stack(outputs)
+
+
+def test_flush_sends_everything(pool):
+    first, second = pool.run(2, flush_between)
+    assert torch.equal(first, second)
+    assert torch.equal(first.sum(0), 4 * torch.tensor([4.0, 3.0, 2.0, 1.0]))
+
+
+def law(options, codec, steps):
+    """Sum of what was sent, times N, plus all residuals, equals all gradients: with small integers, exactly."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+
+    class Wide(nn.Module):
+        def __init__(self):
+            super().__init__()
+            for name, n in (("a", 300), ("b", 1), ("empty", 0), ("c", 1500), ("scalar", None), ("d", 700)):
+                self.register_parameter(name, nn.Parameter(torch.zeros(()) if n is None else torch.zeros(n)))
+
+        def forward(self, step):
+            total = 0
+            for index, p in enumerate(self.parameters()):
+                total = total + (p * self.grad_of(step, index, p)).sum()
+            return total
+
+        def grad_of(self, step, index, p):
+            generator = torch.Generator().manual_seed(step * 100 + index * 10 + rank)
+            return torch.randint(-8, 9, p.shape, generator=generator).float()
+
+    ddp = wrap(Wide(), 0.0015, **options)
+    state = gate(ddp, mode="on", codecs=[codec])
+    given = {name: torch.zeros_like(p) for name, p in ddp.module.named_parameters()}
+    sent = {name: torch.zeros_like(p) for name, p in ddp.module.named_parameters()}
+    for step in range(steps):
+        ddp.zero_grad(set_to_none=True)
+        ddp(step).backward()
+        for index, (name, p) in enumerate(ddp.module.named_parameters()):
+            given[name] += ddp.module.grad_of(step, index, p)
+            if p.numel():
+                sent[name] += p.grad * size
+    residuals = state.residuals()
+    stats = state.stats()
+    assert stats["gradgate/steps"] == steps
+    assert stats["gradgate/compressed/buckets"] > 0 and stats["gradgate/dropped_residuals"] == 0
+    for name in given:
+        mine = given[name].reshape(-1) - residuals.get(name, torch.zeros(given[name].numel()))
+        dist.all_reduce(mine)
+        assert torch.equal(mine, sent[name].reshape(-1)), name
+    return {name: value.tolist() for name, value in sent.items()}
+
+
+@pytest.mark.parametrize("options", [{}, {"static_graph": True}, {"gradient_as_bucket_view": True}])
+@pytest.mark.parametrize("size", [2, 4])
+def test_nothing_is_lost_through_rebuilt_buckets(pool, options, size):
+    results = pool.run(size, law, options, "chunk-topk:8/1024", 6)
+    assert all(result == results[0] for result in results)
+
+
+def average_is_six(mode, codecs):
+    ddp = wrap(Linear(1000))
+    gate(ddp, mode=mode, codecs=codecs)
+    x = torch.full((1000,), 3.0 * (dist.get_rank() + 1))
+    return [backward(ddp, x).unique().tolist() for _ in range(4)]
+
+
+@pytest.mark.parametrize("mode,codecs", [("off", ["int8"]), ("on", ["int8"]), ("on", ["bf16"]), ("auto", ["int8"])])
+def test_averages_once(pool, mode, codecs):
+    assert pool.run(3, average_is_six, mode, codecs) == [[[6.0]] * 4] * 3
+
+
+def accumulate():
+    ddp = wrap(Linear(1))
+    state = gate(ddp, mode="on", codecs=["int8:ef"])
+    rank = dist.get_rank()
+    backward(ddp, torch.zeros(1))
+    ddp.zero_grad(set_to_none=True)
+    with ddp.no_sync():
+        ddp(torch.tensor([1.0 + rank])).backward()
+    inside = ddp.module.weight.grad.item()
+    steps_inside = state.steps
+    ddp(torch.tensor([10.0 + 10 * rank])).backward()
+    return inside, steps_inside, ddp.module.weight.grad.item(), state.steps
+
+
+def test_no_sync_sends_the_accumulated_gradient_once(pool):
+    assert pool.run(2, accumulate) == [(1.0, 1, 16.5, 2), (2.0, 1, 16.5, 2)]
+
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (nn.Parameter(torch.ones(1)) for _ in range(3))
+
+    def forward(self, x, use_b, use_c):
+        out = self.a * x
+        if use_b:
+            out = out + self.b * x
+        if use_c:
+            out = out + self.c * x
+        return out.sum()
+
+
+def unused(codecs):
+    ddp = wrap(Branches(), find_unused_parameters=True)
+    state = gate(ddp, mode="on", codecs=codecs)
+    seen = []
+    for step in range(4):
+        ddp.zero_grad(set_to_none=True)
+        ddp(torch.ones(1), dist.get_rank() == 0, step == 0).backward()
+        module = ddp.module
+        seen.append([None if p.grad is None else p.grad.item() for p in (module.a, module.b, module.c)])
+    return seen
+
+
+def test_unused_parameters_get_nothing(pool):
+    for seen in pool.run(2, unused, ["int8:ef"]):
+        assert seen[0] == [1.0, 0.5, 1.0]
+        for a, b, c in seen[1:]:
+            assert a == 1.0 and abs(b - 0.5) < 0.005 and c is None
+
+
+def uneven(mode, codecs):
+    ddp = wrap(Linear(600))
+    state = gate(ddp, mode=mode, codecs=codecs)
+    rank, seen = dist.get_rank(), []
+    with Join([ddp]):
+        for _ in range(1 if rank == 0 else 3):
+            seen.append(backward(ddp, torch.full((600,), 2.0 * (rank + 1))).unique().tolist())
+    return seen, state.steps
+
+
+@pytest.mark.parametrize("mode,codecs", [("off", []), ("auto", ["int8"]), ("on", ["int8"]), ("on", [TOPK])])
+def test_join_with_uneven_inputs(pool, mode, codecs):
+    (short, short_steps), (long, long_steps) = pool.run(2, uneven, mode, codecs)
+    assert short == [[3.0]] and short_steps == long_steps == 3
+    if codecs != [TOPK]:
+        assert long == [[3.0], [2.0], [2.0]]
+
+
+class Mixed(nn.Module):
+    """f32 parameters of 3, 0 and 1 elements, f64 of 5, a complex one, and a sparse embedding."""
+
+    def __init__(self, sparse):
+        super().__init__()
+        self.x, self.y, self.z = (nn.Parameter(torch.zeros(n)) for n in (3, 0, 1))
+        self.d = nn.Parameter(torch.zeros(5, dtype=torch.float64))
+        self.i = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+        self.table = nn.Embedding(4, 3, sparse=True) if sparse else None
+
+    def forward(self, value):
+        out = (self.x * value).sum() + (self.y * value).sum() + (self.z * value).sum() + (self.d * value).sum()
+        out = out + torch.view_as_real(self.i * value).sum()
+        if self.table is not None:
+            out = out + (self.table(torch.tensor([1, 2])) * value).sum()
+        return out
+
+
+def mixed(sparse):
+    ddp = wrap(Mixed(sparse), 0.00001)
+    import warnings
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        state = gate(ddp, mode="on", codecs=["int8:ef"])
+        seen = []
+        for _ in range(4):
+            ddp.zero_grad(set_to_none=True)
+            ddp(float(dist.get_rank() + 1)).backward()
+            found = [p.grad for p in ddp.module.parameters() if p.numel()]
+            seen.append([g.to_dense() if g.is_sparse else g for g in found])
+    texts = [str(w.message) for w in caught if "gradgate" in str(w.message)]
+    assert len([t for t in texts if "float64" in t]) == 1, texts
+    assert set(state.residuals()) == {"x", "y", "z", "i"}
+    for step in seen:
+        for gradient in step[:3]:
+            assert torch.allclose(gradient, torch.full_like(gradient, 1.5), rtol=1e-2), gradient
+        assert torch.equal(step[2], torch.full((5,), 1.5, dtype=torch.float64))
+        if sparse:
+            assert torch.equal(step[4][1:3], torch.full((2, 3), 1.5))
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_dtypes_and_lengths_that_change_under_a_bucket_index(pool, sparse):
+    pool.run(2, mixed, sparse)
+
+
+def two_modules():
+    torch.manual_seed(0)
+    first, second = wrap(deep()), wrap(deep(layers=3))
+    gate(first, mode="on", codecs=["int8"], seed=1)
+    gate(second, mode="auto", codecs=["int8"])
+    for step in range(6):
+        first.zero_grad()
+        second.zero_grad()
+        (first(batch(step)).square().mean() + second(batch(step)).square().mean()).backward()
+        # Other collectives of the program are not touched, and may come between.
+        metric = torch.tensor([1e6 + 1, 1e-6])
+        dist.all_reduce(metric)
+        assert torch.equal(metric, torch.tensor([1e6 + 1, 1e-6]) * 2)
+    return gradients(first), gradients(second)
+
+
+def test_several_modules_and_other_collectives(pool):
+    (a1, a2), (b1, b2) = pool.run(2, two_modules)
+    assert equal(a1, b1) and equal(a2, b2)
+
+
+def sub_group():
+    group = dist.new_group([0, 2])
+    rank = dist.get_rank()
+    if rank == 1:
+        return None
+    ddp = wrap(Linear(8), process_group=group)
+    state = gate(ddp, mode="on", codecs=["int8"])
+    with pytest.raises(RuntimeError):
+        ddp.register_comm_hook(state, gg.gated_hook)
+    return [backward(ddp, torch.full((8,), float(rank + 1))).unique().tolist() for _ in range(3)]
+
+
+def test_sub_group_averages_over_its_own_ranks_and_a_second_hook_is_refused(pool):
+    assert pool.run(3, sub_group) == [[[2.0]] * 3, None, [[2.0]] * 3]
+
+
+def aliasing(view):
+    ddp = wrap(Linear(300), gradient_as_bucket_view=view)
+    state = gate(ddp, mode="on", codecs=["int8:ef"])
+    rank, seen = dist.get_rank(), []
+    for t in range(1, 7):
+        seen.append(backward(ddp, torch.full((300,), float((rank + 1) * t))).unique().tolist())
+        before = {name: value.clone() for name, value in state.residuals().items()}
+        ddp.module.weight.grad.mul_(100)
+        assert equal(before.values(), state.residuals().values())
+    return seen
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_results_do_not_alias_the_librarys_memory(pool, view):
+    assert pool.run(2, aliasing, view) == [[[1.5 * t] for t in range(1, 7)]] * 2
+
+
+def random_state():
+    before = torch.get_rng_state()
+    python_before = random.getstate()
+    ddp = wrap(deep())
+    state = torch.get_rng_state()
+    gate(ddp, mode="on", codecs=["int8"])
+    train(ddp, 3)
+    assert torch.equal(torch.get_rng_state(), state) and random.getstate() == python_before
+
+
+def test_global_random_state_is_not_touched(pool):
+    pool.run(2, random_state)
+
+
+def life():
+    ddp = wrap(deep())
+    state = gg.GateState(ddp, mode="on", codecs=["int8"], say=None)
+    hook_bucket = []
+    ddp.register_comm_hook(state, gg.gated_hook)
+    train(ddp, 2)
+    reference = weakref.ref(state)
+    gc.collect()
+    gc.disable()
+    try:
+        issuer = state._issuer
+        del ddp, state
+        assert reference() is None or gc.collect() >= 0  # DDP itself may be part of a cycle
+        assert reference() is None
+        assert not issuer._thread.is_alive()
+    finally:
+        gc.enable()
+
+
+def test_a_dropped_state_ends_its_thread(pool):
+    pool.run(2, life)
+
+
+def delays(steps):
+    ddp = wrap(deep(width=16, layers=10), 0.0003)
+    lines = []
+    state = gate(ddp, mode="auto", codecs=["int8", "chunk-topk:8/1024"], log=lines.append)
+    rank = dist.get_rank()
+    delay = random.Random(rank)
+    for p in list(ddp.parameters())[::3]:
+        p.register_hook(lambda g: time.sleep(0.0004 * delay.random()) if delay.random() < 0.3 else None)
+    train(ddp, steps, lr=0.01, width=16)
+    assert len(state.explain()) >= 8
+    mine = torch.cat([w.flatten() for w in weights(ddp)])
+    lowest, highest = mine.clone(), mine.clone()
+    dist.all_reduce(lowest, dist.ReduceOp.MIN)
+    dist.all_reduce(highest, dist.ReduceOp.MAX)
+    assert torch.equal(lowest, highest)
+    return lines
+
+
+def test_random_delays_keep_ranks_and_logs_identical(pool):
+    logs = pool.run(3, delays, 1000, timeout_s=200)
+    assert logs[0] == logs[1] == logs[2]
+    assert any('"event":"hold"' in line for line in logs[0])
+
+
+def compiled():
+    torch._dynamo.config.optimize_ddp = True
+    model = deep()
+    plain = wrap(deep(), 25)
+    expected = train(plain, 4)
+    ddp = wrap(torch.compile(model, backend="eager"), 25)
+    state = gate(ddp, mode="observe", codecs=["int8"])
+    seen = train(ddp, 4)
+    assert all(equal(a, b) for a, b in zip(expected, seen))
+    assert all("_orig_mod" not in name for name in state.state_dict()["names"])
+
+
+def test_compiled_module(pool):
+    pool.run(2, compiled, timeout_s=200)
+
+
+def clipped(mode):
+    ddp = wrap(deep())
+    gate(ddp, mode=mode, codecs=["chunk-topk:64/1024"])
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    norms = []
+    for step in range(6):
+        optimizer.zero_grad()
+        ddp(batch(step)).square().mean().backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(ddp.parameters(), 0.01).item())
+        optimizer.step()
+    return norms, weights(ddp)
+
+
+def test_clipping_sees_the_same_norm_on_every_rank(pool):
+    (norms, mine), (others, theirs) = pool.run(2, clipped, "on")
+    assert norms == others and min(norms) > 0.01 and equal(mine, theirs)
