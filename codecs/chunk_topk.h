@@ -33,7 +33,7 @@ struct Codec<CodecId::chunk_topk> {
     return spec.param1 >= kMinChunk && spec.param1 <= kMaxChunk && (spec.param1 & (spec.param1 - 1)) == 0 &&
            spec.param0 >= 1 && spec.param0 <= spec.param1 && (spec.value == DType::f32 || spec.value == DType::bf16);
   }
-  static bool takes(DType gradient) noexcept { return gradient == DType::f32 || gradient == DType::bf16; }
+  static bool takes(DType gradient) noexcept { return widens_to_f32(gradient); }
   static WireSpec wire(const CodecSpec& spec, DType) noexcept { return {spec.value, spec.param0, spec.param1}; }
   static size_t unit(const CodecSpec& spec) noexcept { return spec.param1 > kGroup ? spec.param1 : kGroup; }
 

@@ -59,7 +59,7 @@ struct Codec<CodecId::int8> {
   }
   static void format(const CodecSpec&, Message* text) noexcept { text->format("int8"); }
   static bool valid(const CodecSpec& spec) noexcept { return plain_spec(spec); }
-  static bool takes(DType gradient) noexcept { return gradient == DType::f32 || gradient == DType::bf16; }
+  static bool takes(DType gradient) noexcept { return widens_to_f32(gradient); }
   static WireSpec wire(const CodecSpec&, DType) noexcept { return {DType::f32, kBlock, 0}; }
   static size_t unit(const CodecSpec&) noexcept { return kBlock; }
 

@@ -15,6 +15,15 @@ uint32_t bits(float x) { return std::bit_cast<uint32_t>(x); }
 uint32_t mag(float x) { return bits(x) & 0x7fffffffu; }
 float canonical(float x) { return std::isnan(x) ? kNan : x; }
 float of_bf16(uint16_t b) { return std::bit_cast<float>(static_cast<uint32_t>(b) << 16); }
+float of_f16(uint16_t h) {
+  const int exponent = h >> 10 & 31, mantissa = h & 0x3ff;
+  const float sign = (h & 0x8000) != 0 ? -1.0f : 1.0f;
+  if (exponent == 31) return mantissa == 0 ? sign * std::numeric_limits<float>::infinity() : std::copysign(kNan, sign);
+  return sign * (exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -24)
+                               : std::ldexp(static_cast<float>(1024 + mantissa), exponent - 25));
+}
+float of_half(DType dtype, uint16_t h) { return dtype == DType::bf16 ? of_bf16(h) : of_f16(h); }
+uint16_t half_of(DType dtype, float x) { return dtype == DType::bf16 ? bf16_of(x) : f16_of(x); }
 size_t up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 size_t blocks(size_t n) { return (n + 255) / 256; }
 
@@ -170,7 +179,7 @@ std::vector<std::byte> encode_x(const CodecSpec& spec, DType gradient, const std
         if (gradient == DType::f32) {
           put<float>(&payload, 32 + i * 4, canonical(x[i]));
         } else {
-          put<uint16_t>(&payload, 32 + i * 2, bf16_of(x[i]));
+          put<uint16_t>(&payload, 32 + i * 2, half_of(gradient, x[i]));
         }
       }
       break;
@@ -203,13 +212,13 @@ std::vector<std::byte> encode_vector(const CodecSpec& spec, DType gradient, cons
 
 float read(Vec v, size_t i) {
   return v.dtype == DType::f32 ? static_cast<const float*>(v.data)[i]
-                               : of_bf16(static_cast<const uint16_t*>(v.data)[i]);
+                               : of_half(v.dtype, static_cast<const uint16_t*>(v.data)[i]);
 }
 void write(Vec v, size_t i, float value) {
   if (v.dtype == DType::f32) {
     static_cast<float*>(v.data)[i] = canonical(value);
   } else {
-    static_cast<uint16_t*>(v.data)[i] = bf16_of(value);
+    static_cast<uint16_t*>(v.data)[i] = half_of(v.dtype, value);
   }
 }
 
@@ -228,6 +237,22 @@ uint16_t bf16_of(float x) {
   return (toward_zero & 1) == 0 ? toward_zero : away;
 }
 
+uint16_t f16_of(float x) {
+  if (std::isnan(x)) return 0x7e00;
+  const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
+  if (std::isinf(x)) return sign | 0x7c00;
+  const double a = std::fabs(static_cast<double>(x));
+  if (a >= 65504.0) return sign | 0x7bff;  // the greatest finite stays the greatest finite
+  // A binary search for the greatest f16 that is not above a; then the nearer neighbour.
+  uint16_t below = 0, above = 0x7bff;
+  while (above - below > 1) {
+    const uint16_t middle = static_cast<uint16_t>((below + above) / 2);
+    (static_cast<double>(of_f16(middle)) <= a ? below : above) = middle;
+  }
+  const double under = a - static_cast<double>(of_f16(below)), over = static_cast<double>(of_f16(above)) - a;
+  return sign | (under < over || (under == over && below % 2 == 0) ? below : above);
+}
+
 size_t payload_bytes(const CodecSpec& spec, DType gradient, size_t count) {
   size_t first = 0, second = 0;
   section_bytes(spec, gradient, count, &first, &second);
@@ -238,7 +263,7 @@ std::vector<float> widen(ConstVec gradient) {
   std::vector<float> g(gradient.count);
   for (size_t i = 0; i < g.size(); ++i) {
     g[i] = gradient.dtype == DType::f32 ? static_cast<const float*>(gradient.data)[i]
-                                        : of_bf16(static_cast<const uint16_t*>(gradient.data)[i]);
+                                        : of_half(gradient.dtype, static_cast<const uint16_t*>(gradient.data)[i]);
   }
   return g;
 }
@@ -282,7 +307,8 @@ std::vector<float> values(const CodecSpec& spec, DType gradient, size_t n, const
   switch (spec.id) {
     case CodecId::none:
       for (size_t i = 0; i < n; ++i)
-        d[i] = gradient == DType::f32 ? get<float>(payload, 32 + i * 4) : of_bf16(get<uint16_t>(payload, 32 + i * 2));
+        d[i] = gradient == DType::f32 ? get<float>(payload, 32 + i * 4)
+                                      : of_half(gradient, get<uint16_t>(payload, 32 + i * 2));
       break;
     case CodecId::bf16:
       for (size_t i = 0; i < n; ++i) d[i] = of_bf16(get<uint16_t>(payload, 32 + i * 2));

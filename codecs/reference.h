@@ -13,7 +13,7 @@ namespace gradgate::reference {
 /// Size of a payload by the layout table of the page.
 size_t payload_bytes(const CodecSpec& spec, DType gradient, size_t count);
 
-/// g widened to f32 (f32 and bf16).
+/// g widened to f32 (f32, bf16 and f16).
 std::vector<float> widen(ConstVec gradient);
 
 /// Encodes gradient (+ residual, updated in place; null: none) and returns the payload.
@@ -24,7 +24,7 @@ std::vector<std::byte> encode(const CodecSpec& spec, ConstVec gradient, float* r
 std::vector<float> values(const CodecSpec& spec, DType gradient, size_t count, const std::byte* payload,
                           std::vector<bool>* sent);
 
-/// Decodes a valid payload into out (f32 or bf16).
+/// Decodes a valid payload into out (f32, bf16 or f16).
 void decode(const CodecSpec& spec, DType gradient, const std::byte* payload, Vec out, float scale, Into into);
 
 /// The owner's part of two_shot.
@@ -35,5 +35,6 @@ void fold_residual(Vec gradient, float* residual);
 
 /// Rule 7.
 uint16_t bf16_of(float x);
+uint16_t f16_of(float x);
 
 }  // namespace gradgate::reference

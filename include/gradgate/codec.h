@@ -68,7 +68,7 @@ struct EncodeStats {
 };
 
 struct EncodeArgs {
-  ConstVec gradient;          ///< f32 or bf16 (none: any dtype)
+  ConstVec gradient;          ///< f32, bf16 or f16 (none: any dtype)
   float* residual = nullptr;  ///< gradient.count elements, updated in place; null: no feedback, whatever the spec says
                               ///< (none: must be null)
   Bytes payload;              ///< at least payload_bytes, 16-byte aligned, not overlapping the gradient
@@ -122,7 +122,7 @@ enum class Into : uint8_t { store, add };
 struct DecodeArgs {
   ConstBytes payload;           ///< exactly payload_bytes, 16-byte aligned
   DType gradient = DType::f32;  ///< dtype of the gradient that was encoded
-  Vec out;  ///< f32 or bf16 (none: the gradient's dtype; f16 and f64 only stored and unscaled), count as encoded
+  Vec out;  ///< f32, bf16 or f16 (none: the gradient's dtype; f64 only stored and unscaled), count as encoded
   float scale = 1.0f;  ///< multiplies every decoded value
   Into into = Into::store;
   Executor executor;
@@ -142,11 +142,11 @@ struct ReduceArgs {
 };
 /// The owner's part of two_shot, fused: s = Σ over ranks in rank order of (self ? g : decoded payload) in f32, then
 /// encodes s (+ residual) by the rules of format §2 with s in the place of g. All payloads are checked before anything
-/// is written; the first fault in rank order is returned. Gradients f32 or bf16.
+/// is written; the first fault in rank order is returned. Gradients f32, bf16 or f16.
 GRADGATE_API Status reduce_encode(const CodecSpec& spec, const ReduceArgs& args, EncodeStats* stats = nullptr) noexcept;
 
 /// The dense cast of a flush: x = g + e (rule 3, zero groups included), gradient becomes x rounded to its dtype and
-/// residual x − that, where finite. Gradients f32 or bf16: no other has a residual.
+/// residual x − that, where finite. Gradients f32, bf16 or f16: no other has a residual.
 GRADGATE_API Status fold_residual(Vec gradient, float* residual, Executor executor) noexcept;
 
 }  // namespace gradgate

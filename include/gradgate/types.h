@@ -10,7 +10,7 @@
 
 namespace gradgate {
 
-/// Element types of gradients and of collective buffers. Codecs take f32 and bf16 gradients; f16 and f64 gradients are
+/// Element types of gradients and of collective buffers. Codecs take f32, bf16 and f16 gradients; f64 gradients are
 /// reduced dense; u8 carries payloads. The values are written into payload headers.
 enum class DType : uint8_t { f32 = 0, bf16 = 1, f16 = 2, f64 = 3, u8 = 4 };
 
@@ -29,6 +29,10 @@ constexpr size_t dtype_bytes(DType dtype) noexcept {
       return 1;
   }
   return 0;
+}
+/// Whether every value is an f32 too: what codecs encode, and what residuals exist for.
+constexpr bool widens_to_f32(DType dtype) noexcept {
+  return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
 }
 /// "f32", "bf16", …; "?" for a value outside the enumeration.
 GRADGATE_API const char* dtype_name(DType dtype) noexcept;

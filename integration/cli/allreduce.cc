@@ -115,7 +115,7 @@ void add_allreduce(CLI::App& program, Context& context) {
   options.add("-i,--stepbytes", "", "SIZE", "increment between sizes, instead of -f", size_into(&arguments->step_bytes, 1));
   options.add("-n,--iters", "10", "N", "timed iterations", count_into(&setup.iterations, 1, 1000000));
   options.add("-w,--warmup-iters", "2", "N", "iterations before them", count_into(&setup.warmup, 0, 1000000));
-  options.add("-d,--datatype", "float", "TYPE", "float or bfloat16",
+  options.add("-d,--datatype", "float", "TYPE", "float, bfloat16 or half",
               [arguments](const std::string& option, const std::string& text) { arguments->setup.dtype = parse_dtype(option, text); });
   options.add("-t,--ranks", "4", "N", "ranks, as threads of this process, 1 ... 1024", count_into(&setup.ranks, 1, 1024));
   options.add("--link", "", "LINK", "emulate a link between ranks: " + link_grammar(),

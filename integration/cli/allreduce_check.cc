@@ -25,9 +25,9 @@ std::vector<std::byte> input(int rank, int ranks, DType dtype, size_t first, siz
 }
 
 float round_to(DType dtype, float x) {
-  if (dtype != DType::bf16) return x;
-  const uint16_t rounded = reference::bf16_of(x);
-  return widen(&rounded, 1, DType::bf16)[0];
+  if (dtype == DType::f32) return x;
+  const uint16_t rounded = dtype == DType::bf16 ? reference::bf16_of(x) : reference::f16_of(x);
+  return widen(&rounded, 1, dtype)[0];
 }
 
 // The dense exchange: scale by 1/ranks in the gradient's dtype, sum in f32 in rank order, round once.
@@ -76,8 +76,9 @@ std::vector<double> two_shot_bounds(const CodecSpec& spec, const std::vector<std
       break;
   }
   // f32 arithmetic on the way, and the last rounding to the gradient's dtype.
-  const double last = dtype == DType::bf16 ? kHalfUlpBf16 : 0x1p-24;
-  for (size_t i = 0; i < count; ++i) bounds[i] = (bounds[i] * (1 + last) + magnitude[i] * (last + (ranks + 4) * 0x1p-24)) / ranks;
+  const double last = dtype == DType::bf16 ? kHalfUlpBf16 : dtype == DType::f16 ? 0x1p-11 : 0x1p-24;
+  const double least = dtype == DType::f16 ? 0x1p-25 : 0;  // half the spacing of its subnormals
+  for (size_t i = 0; i < count; ++i) bounds[i] = (bounds[i] * (1 + last) + magnitude[i] * (last + (ranks + 4) * 0x1p-24)) / ranks + least;
   return bounds;
 }
 

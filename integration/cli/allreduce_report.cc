@@ -12,7 +12,8 @@ namespace gradgate::cli {
 namespace {
 
 // nccl-tests' names.
-const char* type_name(DType dtype) { return dtype == DType::bf16 ? "bfloat16" : "float"; }
+// As in nccl-tests.
+const char* type_name(DType dtype) { return dtype == DType::bf16 ? "bfloat16" : dtype == DType::f16 ? "half" : "float"; }
 
 double ratio_of(uint64_t bytes, uint64_t wire_bytes) {
   return wire_bytes == 0 ? std::numeric_limits<double>::quiet_NaN() : static_cast<double>(bytes) / static_cast<double>(wire_bytes);

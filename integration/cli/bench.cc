@@ -63,7 +63,7 @@ void add_bench(CLI::App& program, Context& context) {
     check_range(option, text, bytes, 0, uint64_t{1} << 40);
     arguments->bytes = bytes;
   });
-  options.add("-d,--datatype", "float", "TYPE", "float or bfloat16",
+  options.add("-d,--datatype", "float", "TYPE", "float, bfloat16 or half",
               [arguments](const std::string& option, const std::string& text) { arguments->setup.dtype = parse_dtype(option, text); });
   options.add("-n,--rounds", "11", "N", "interleaved rounds; medians are taken over them", count_into(&arguments->setup.rounds, 1, 100000));
   options.add("--threads", "1", "N", "threads of the codec, pinned; thread ranks use 1", count_into(&arguments->setup.threads, 1, 1024));

@@ -56,7 +56,8 @@ void CodecList::restrict_to(DType dtype) {
 DType parse_dtype(const std::string& option, const std::string& text) {
   if (text == "float" || text == "f32") return DType::f32;
   if (text == "bfloat16" || text == "bf16") return DType::bf16;
-  throw UsageError(option + ": '" + text + "' is not a dtype; expected float (f32) or bfloat16 (bf16)");
+  if (text == "half" || text == "f16") return DType::f16;
+  throw UsageError(option + ": '" + text + "' is not a dtype; expected float (f32), bfloat16 (bf16) or half (f16)");
 }
 
 std::string codec_help() {

@@ -28,7 +28,7 @@ CodecList parse_codecs(const std::string& option, const std::string& text);
 /// The one codec of `text`.
 NamedCodec parse_one_codec(const std::string& option, const std::string& text);
 
-/// float, f32, bfloat16, bf16.
+/// float, f32, bfloat16, bf16, half, f16.
 DType parse_dtype(const std::string& option, const std::string& text);
 
 /// One line per codec with its grammar and summary.

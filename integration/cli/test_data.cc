@@ -5,6 +5,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "codecs/f16.h"
+
 namespace gradgate::cli {
 namespace {
 
@@ -24,11 +26,13 @@ uint16_t to_bf16(float x) {  // finite values only, to nearest even
 template <class F>
 void for_each(size_t first, Vec out, F value) {
   auto* f32 = static_cast<float*>(out.data);
-  auto* bf16 = static_cast<uint16_t*>(out.data);
+  auto* half = static_cast<uint16_t*>(out.data);
   for (size_t i = 0; i < out.count; ++i) {
     const float x = value(first + i);
     if (out.dtype == DType::bf16) {
-      bf16[i] = to_bf16(x);
+      half[i] = to_bf16(x);
+    } else if (out.dtype == DType::f16) {
+      half[i] = codecs::round_f16(x);
     } else {
       f32[i] = x;
     }
@@ -66,14 +70,16 @@ void GradientLike::fill(uint64_t seed, size_t first, Vec out) const {
 
 void fill_exact(int rank, int ranks, size_t first, Vec out) {
   const uint64_t key = mix(static_cast<uint64_t>(rank) + 1);
-  // ranks · limit must fit in the 8 or 24 bits of the dtype's significand.
-  const int64_t limit = std::max<int64_t>(1, out.dtype == DType::bf16 ? 255 / ranks : std::min(131070, (1 << 24) / ranks));
+  // ranks · limit must fit in the 8, 11 or 24 bits of the dtype's significand; for f16 nothing is subnormal.
+  const bool f16 = out.dtype == DType::f16;
+  const int most = out.dtype == DType::bf16 ? 255 / ranks : f16 ? 2047 / ranks : std::min(131070, (1 << 24) / ranks);
+  const int64_t limit = std::max(1, most);
   size_t block = ~size_t{0};
   float scale = 0;
   for_each(first, out, [&](size_t i) {
     if (i / kScaleBlock != block) {
       block = i / kScaleBlock;
-      scale = std::ldexp(1.0f, -static_cast<int>(mix(block * kStep + 7) % 16) - 20);
+      scale = std::ldexp(1.0f, -static_cast<int>(mix(block * kStep + 7) % 16) - (f16 ? 0 : 20));
     }
     const uint64_t h = mix(i * kStep + key);
     // Four uniform 16-bit numbers: within ±131070, bell-shaped.

@@ -12,7 +12,7 @@ namespace gradgate::cli {
 class GradientLike {
  public:
   GradientLike();
-  /// Fills elements first … first+out.count-1 of the vector named by `seed`. f32 or bf16.
+  /// Fills elements first … first+out.count-1 of the vector named by `seed`. f32, bf16 or f16.
   void fill(uint64_t seed, size_t first, Vec out) const;
 
  private:
@@ -20,7 +20,7 @@ class GradientLike {
   float normal_[kEntries];
 };
 
-/// Integers times a power of two per 4096 elements, so small that their sum over `ranks` ranks is exact in f32 (and in bf16): a dense all-reduce of
+/// Integers times a power of two per 4096 elements, so small that their sum over `ranks` ranks is exact in f32 (and in bf16 or f16): a dense all-reduce of
 /// 1, 2, 4, … ranks has no rounding at all, and any difference is an error. Near-Gaussian.
 void fill_exact(int rank, int ranks, size_t first, Vec out);
 

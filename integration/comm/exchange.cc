@@ -29,7 +29,7 @@ Status check_shape(const ExchangeShape& shape, Message* why) noexcept {
     why->format("the exchange %s is not offered", exchange_name(shape.candidate.exchange));
     return StatusCode::unsupported;
   }
-  if (!codec_takes(codec, shape.dtype) || (shape.dtype != DType::f32 && shape.dtype != DType::bf16)) {
+  if (!codec_takes(codec, shape.dtype) || !widens_to_f32(shape.dtype)) {
     why->format("%s does not travel by two_shot with %s gradients", format_codec(codec).text, dtype_name(shape.dtype));
     return StatusCode::unsupported;
   }
@@ -50,7 +50,7 @@ Status check_feedback(const ExchangeArgs& args, Message* why) noexcept {
                 exchange_name(shape.candidate.exchange), args.feedback == Feedback::flush ? "flush" : "apply");
     return StatusCode::invalid_argument;
   }
-  if (shape.dtype != DType::f32 && shape.dtype != DType::bf16) {
+  if (!widens_to_f32(shape.dtype)) {
     why->format("%s gradients have no residual", dtype_name(shape.dtype));
     return StatusCode::invalid_argument;
   }

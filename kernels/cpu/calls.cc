@@ -159,8 +159,8 @@ Status decode(const Loops& loops, const CodecSpec& spec, const DecodeArgs& args)
   if (spec.id == CodecId::none) {
     if (out.dtype != args.gradient) return StatusCode::invalid_argument;
     const bool copies = args.scale == 1.0f && args.into == Into::store;
-    if (!copies && out.dtype != DType::f32 && out.dtype != DType::bf16) return StatusCode::unsupported;
-  } else if (out.dtype != DType::f32 && out.dtype != DType::bf16) {
+    if (!copies && !widens_to_f32(out.dtype)) return StatusCode::unsupported;
+  } else if (!widens_to_f32(out.dtype)) {
     return StatusCode::unsupported;
   }
   if (!readable(out.data, out.count, out.dtype)) return StatusCode::invalid_argument;
@@ -191,7 +191,7 @@ Status reduce_encode(const Loops& loops, const CodecSpec& spec, const ReduceArgs
       check_encode(spec, args.gradient, args.residual, args.payload, args.workspace, args.executor.width, &sections));
   const DType dtype = args.gradient.dtype;
   const size_t count = args.gradient.count, bytes = payload_bytes(spec, dtype, count);
-  if (dtype != DType::f32 && dtype != DType::bf16) return StatusCode::unsupported;  // sums are formed in f32
+  if (!widens_to_f32(dtype)) return StatusCode::unsupported;  // sums are formed in f32
   if (args.self >= args.payloads.size()) return StatusCode::invalid_argument;
   for (size_t rank = 0; rank < args.payloads.size(); ++rank) {
     if (rank == args.self) continue;
@@ -244,7 +244,7 @@ Status reduce_encode(const Loops& loops, const CodecSpec& spec, const ReduceArgs
 }
 
 Status fold_residual(const Loops& loops, Vec gradient, float* residual, Executor executor) noexcept {
-  if (gradient.dtype != DType::f32 && gradient.dtype != DType::bf16) return StatusCode::unsupported;
+  if (!widens_to_f32(gradient.dtype)) return StatusCode::unsupported;
   if (!readable(gradient.data, gradient.count, gradient.dtype) || !readable(residual, gradient.count, DType::f32))
     return StatusCode::invalid_argument;
   if (overlap(gradient.data, gradient.count * dtype_bytes(gradient.dtype), residual, gradient.count * sizeof(float)))

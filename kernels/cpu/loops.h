@@ -18,8 +18,8 @@ struct EncodeJob {
   const void* source = nullptr;
   float* residual = nullptr;  ///< null: no feedback
   size_t origin = 0;
-  DType dtype = DType::f32;   ///< of source: f32 or bf16; `none` any
-  DType stored = DType::f32;  ///< `none`: dtype in the payload; differs from dtype only where a sum in f32 becomes bf16
+  DType dtype = DType::f32;   ///< of source: f32, bf16 or f16; `none` any
+  DType stored = DType::f32;  ///< `none`: dtype in the payload; differs from dtype only where a sum in f32 is rounded
   bool flush = false;
   bool stream = false;         ///< the payload is larger than the caches: write around them
   bool sum = false;            ///< source is a sum, not a gradient: `none` then makes NaN canonical

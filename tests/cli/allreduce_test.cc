@@ -47,7 +47,7 @@ TEST(AllReduce, PrintsATableThatNcclTestsUsersKnow) {
 
 TEST(AllReduce, EveryRankCountAndDtypeIsRight) {
   for (const char* ranks : {"1", "2", "3", "4", "5", "8"}) {
-    for (const char* type : {"float", "bfloat16"}) {
+    for (const char* type : {"float", "bfloat16", "half"}) {
       const Finished finished = run_program(std::string("allreduce --json -b 4 -e 40000 -i 13332 -n 1 -w 0 -d ") + type + " --ranks " + ranks);
       EXPECT_EQ(finished.code, 0) << ranks << " " << type << finished.err << finished.out;
       const nlohmann::json json = strict_json(finished.out);
@@ -181,7 +181,7 @@ AllReduceCheck check(const NamedCodec& codec, DType dtype, size_t count, const s
 class Checks : public ::testing::TestWithParam<const char*> {};
 TEST_P(Checks, AcceptsTheExchangeAndCountsEveryWrongElement) {
   const NamedCodec codec = parse_one_codec("-c", GetParam());
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     if (!codec_takes(codec.spec, dtype)) continue;
     const size_t count = 5000;
     std::vector<std::vector<std::byte>> outputs = exchange(codec, dtype, count, 3);

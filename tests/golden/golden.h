@@ -25,7 +25,7 @@ inline constexpr size_t kKeepBytes = 1300;  // larger payloads are kept as their
 inline std::vector<GoldenCase> golden_cases() {
   std::vector<GoldenCase> cases;
   for (const char* spec : kSpecs) {
-    for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       if (!codec_takes(spec_of(spec), dtype)) continue;
       for (const Gen gen : kAllGens) {
         for (const size_t n : {size_t{300}, size_t{40961}}) {

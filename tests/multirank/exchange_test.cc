@@ -44,12 +44,12 @@ std::string case_name(const testing::TestParamInfo<Case>& info) {
 
 class TwoShot : public testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(Exchange, TwoShot,
-                         testing::Values(Case{"none", DType::f32}, Case{"none", DType::bf16}, Case{"bf16", DType::f32},
-                                         Case{"int8", DType::f32}, Case{"int8", DType::bf16},
-                                         Case{"chunk-topk:8/1024", DType::f32},
+                         testing::Values(Case{"none", DType::f32}, Case{"none", DType::bf16}, Case{"none", DType::f16},
+                                         Case{"bf16", DType::f32}, Case{"int8", DType::f32}, Case{"int8", DType::bf16},
+                                         Case{"int8", DType::f16}, Case{"chunk-topk:8/1024", DType::f32},
                                          Case{"chunk-topk:8/1024:bf16", DType::f32},
-                                         Case{"chunk-topk:8/1024", DType::bf16}, Case{"chunk-topk:1/32", DType::f32},
-                                         Case{"chunk-topk:1/32", DType::bf16}),
+                                         Case{"chunk-topk:8/1024", DType::bf16}, Case{"chunk-topk:8/1024", DType::f16},
+                                         Case{"chunk-topk:1/32", DType::f32}, Case{"chunk-topk:1/32", DType::bf16}),
                          case_name);
 
 // Sanitizers slow the reference code down tenfold and more; one step of the longest vector is enough for them.
@@ -218,7 +218,8 @@ TEST(Sizes, WireBytesAreWhatTravels) {
   EXPECT_EQ(wire("int8", 4096, 4), 4u * (32 + 16 + 1024));  // 4 shards of 1024: header, 4 scales, codes
   EXPECT_EQ(wire("bf16", 1, 4), 4u * (32 + 512));           // shards are whole groups
   EXPECT_EQ(wire("bf16", 1000, 4, DType::bf16), 0u);
-  EXPECT_EQ(wire("int8", 1000, 4, DType::f16), 0u);
+  EXPECT_EQ(wire("int8", 1000, 4, DType::f16), wire("int8", 1000, 4));
+  EXPECT_EQ(wire("int8", 1000, 4, DType::f64), 0u);
   EXPECT_EQ(wire("int8", SIZE_MAX, 1000), 0u);
   EXPECT_EQ(default_candidate(spec_of("none")), dense_candidate());
   EXPECT_EQ(default_candidate(spec_of("int8:ef")).exchange, Exchange::two_shot);

@@ -91,7 +91,7 @@ struct Decoded {
 
 std::vector<Decoded> expected_decodes(const Case& c, const std::vector<std::byte>& payload) {
   std::vector<Decoded> all;
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     if (c.spec.id == CodecId::none && dtype != c.dtype) continue;
     for (const auto& [scale, into] :
          {std::pair{1.0f, Into::store}, {1.0f / 3, Into::store}, {1.0f, Into::add}, {-0.25f, Into::add}}) {
@@ -204,7 +204,7 @@ class CodecParity : public ::testing::TestWithParam<Param> {};
 std::vector<Param> params() {
   std::vector<Param> all;
   for (const char* text : kSpecs) {
-    for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       if (!codec_takes(spec_of(text), dtype)) continue;
       all.emplace_back(text, dtype, false);
       if (takes_feedback(spec_of(text))) all.emplace_back(text, dtype, true);
@@ -220,6 +220,7 @@ TEST_P(CodecParity, AllLoopsGiveTheBytesOfTheReference) {
     for (const Gen gen : kAllGens) {
       const bool large = n > 2 * 65536;
       if (n > 500000 && gen != Gen::heavy_tail) continue;
+      if (large && dtype == DType::f16) continue;  // how a vector is cut does not depend on the dtype
       if (large && gen != Gen::heavy_tail && gen != Gen::zero_groups && gen != Gen::non_finite) continue;
       run({spec, dtype, feedback, false, gen, n});
       if (feedback && !large) run({spec, dtype, feedback, true, gen, n});
@@ -236,7 +237,7 @@ INSTANTIATE_TEST_SUITE_P(Codecs, CodecParity, ::testing::ValuesIn(params()), [](
 TEST(FoldResidual, AllLoopsGiveTheBytesOfTheReference) {
   for (const size_t n : kSizes) {
     if (n > 500000) continue;
-    for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       for (const Gen gen : kAllGens) {
         Gradient expected = Gradient::of(gen, n, 3, dtype);
         std::vector<float> e = generate(gen, n, 4);

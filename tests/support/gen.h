@@ -39,6 +39,18 @@ class Random {
 /// 2^exponent, -126 <= exponent <= 127.
 inline float power_of_two(int exponent) { return std::bit_cast<float>(static_cast<uint32_t>(exponent + 127) << 23); }
 
+/// An f16 of the same kind: x cut to its precision where it is in range; else subnormal for what is small, near the
+/// greatest for what is large, Inf and NaN for themselves.
+inline uint16_t f16_like(float x) {
+  const uint32_t b = std::bit_cast<uint32_t>(x), m = b & 0x7fffffffu, sign = b >> 16 & 0x8000u;
+  const uint32_t in_range = (m - (112u << 23)) >> 13;
+  const uint32_t finite = m == 0            ? 0
+                          : m < 0x38800000u ? 1 + (m >> 3) % 1023
+                          : m < 0x47800000u ? in_range
+                                            : 0x7bffu - (m & 255);
+  return static_cast<uint16_t>(sign | (m > 0x7f800000u ? 0x7c01u | (m & 0x3ffu) : m == 0x7f800000u ? 0x7c00u : finite));
+}
+
 enum class Gen {
   gaussian,
   heavy_tail,
@@ -120,17 +132,19 @@ inline std::vector<float> generate(Gen gen, size_t n, uint64_t seed) {
   return v;
 }
 
-/// A gradient in the dtype under test; bf16 keeps the upper halves.
+/// A gradient in the dtype under test; bf16 keeps the upper halves, f16 the kind of value (see f16_like).
 struct Gradient {
   DType dtype = DType::f32;
   std::vector<float> f32;
-  std::vector<uint16_t> bf16;
+  std::vector<uint16_t> bf16, f16;
 
   static Gradient of(const std::vector<float>& values, DType dtype) {
     Gradient g;
     g.dtype = dtype;
     if (dtype == DType::f32) {
       g.f32 = values;
+    } else if (dtype == DType::f16) {
+      for (const float v : values) g.f16.push_back(f16_like(v));
     } else {
       for (const float v : values) {
         uint32_t b = std::bit_cast<uint32_t>(v);
@@ -142,11 +156,12 @@ struct Gradient {
   }
   static Gradient of(Gen gen, size_t n, uint64_t seed, DType dtype) { return of(generate(gen, n, seed), dtype); }
 
-  size_t count() const { return dtype == DType::f32 ? f32.size() : bf16.size(); }
+  size_t count() const { return dtype == DType::f32 ? f32.size() : half().size(); }
   size_t bytes() const { return count() * dtype_bytes(dtype); }
-  void* data() { return dtype == DType::f32 ? static_cast<void*>(f32.data()) : static_cast<void*>(bf16.data()); }
+  const std::vector<uint16_t>& half() const { return dtype == DType::f16 ? f16 : bf16; }
+  void* data() { return const_cast<void*>(static_cast<const Gradient*>(this)->data()); }
   const void* data() const {
-    return dtype == DType::f32 ? static_cast<const void*>(f32.data()) : static_cast<const void*>(bf16.data());
+    return dtype == DType::f32 ? static_cast<const void*>(f32.data()) : static_cast<const void*>(half().data());
   }
   ConstVec view() const { return {data(), count(), dtype}; }
   Vec vec() { return {data(), count(), dtype}; }

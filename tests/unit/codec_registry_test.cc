@@ -153,8 +153,8 @@ TEST(CodecList, TakesWhatTheTableSays) {
   };
   EXPECT_EQ(takes("none"), "f32 bf16 f16 f64 ");
   EXPECT_EQ(takes("bf16"), "f32 ");
-  EXPECT_EQ(takes("int8"), "f32 bf16 ");
-  EXPECT_EQ(takes("chunk-topk:8/1024"), "f32 bf16 ");
+  EXPECT_EQ(takes("int8"), "f32 bf16 f16 ");
+  EXPECT_EQ(takes("chunk-topk:8/1024"), "f32 bf16 f16 ");
 }
 
 // QNT-8: the ratio that is advertised is the one on the wire, headers and scales included. Literal sizes from the table

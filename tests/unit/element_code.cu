@@ -5,6 +5,7 @@
 #include "codecs/bf16.h"
 #include "codecs/chunk_topk.h"
 #include "codecs/exact_math.h"
+#include "codecs/f16.h"
 #include "codecs/int8.h"
 #include "codecs/philox.h"
 
@@ -37,6 +38,7 @@ __global__ void bf16_and_topk(const float* x, uint16_t* half, float* back, uint3
   if (i >= n) return;
   half[i] = gradgate::codecs::round_bf16(x[i]);
   back[i] = gradgate::exact::canonical(gradgate::exact::add(gradgate::codecs::widen_bf16(half[i]), x[i]));
+  if ((i & 1) != 0) back[i] = gradgate::codecs::widen_f16(gradgate::codecs::round_f16(x[i]));
   key[i] = gradgate::codecs::topk_key(gradgate::exact::mag(x[i]));
   value[i] = gradgate::codecs::topk_value_f32(x[i]) ^ gradgate::codecs::topk_value_bf16(x[i]);
 }

@@ -6,6 +6,7 @@
 
 #include "codecs/bf16.h"
 #include "codecs/exact_math.h"
+#include "codecs/f16.h"
 #include "codecs/int8.h"
 #include "codecs/reference.h"
 #include "tests/support/gen.h"
@@ -34,6 +35,43 @@ TEST(Bf16, RoundsToNearestEvenAndSaturates) {
   EXPECT_EQ(codecs::round_bf16(std::bit_cast<float>(0x7f7fffffu)), 0x7f7f);
   EXPECT_EQ(codecs::round_bf16(std::bit_cast<float>(0xff7fffffu)), 0xff7f);
   EXPECT_EQ(codecs::round_bf16(std::bit_cast<float>(0xff800000u)), 0xff80);
+}
+
+TEST(F16, WidensAllAndComesBack) {
+  for (uint32_t h = 0; h < 65536; ++h) {
+    const uint32_t exponent = h >> 10 & 31, mantissa = h & 1023;
+    const float x = codecs::widen_f16(static_cast<uint16_t>(h));
+    if (exponent < 31) {
+      const double expected =
+          exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, int(exponent) - 25);
+      EXPECT_EQ(static_cast<double>(x), h >> 15 != 0 ? -expected : expected);
+    } else {
+      EXPECT_EQ(std::isinf(x), mantissa == 0);
+      EXPECT_EQ(std::isnan(x), mantissa != 0);
+    }
+    EXPECT_EQ(std::signbit(x), h >> 15 != 0);
+    EXPECT_EQ(codecs::round_f16(x), std::isnan(x) ? 0x7e00u : h);
+  }
+}
+
+// Around every f16: its neighbours in f32 and the half-way points.
+TEST(F16, RoundsToNearestEvenAndSaturates) {
+  for (uint32_t h = 0; h < 0x7c00; ++h) {
+    const float low = codecs::widen_f16(static_cast<uint16_t>(h));
+    const float high = h == 0x7bff ? 65536.0f : codecs::widen_f16(static_cast<uint16_t>(h + 1));
+    const float middle = low + (high - low) / 2;
+    for (const float x : {low, std::nextafter(low, high), std::nextafter(middle, low), middle,
+                          std::nextafter(middle, high), std::nextafter(high, low)}) {
+      ASSERT_EQ(codecs::round_f16(x), reference::f16_of(x)) << std::hex << h;
+      ASSERT_EQ(codecs::round_f16(-x), reference::f16_of(-x)) << std::hex << h;
+    }
+    ASSERT_EQ(reference::f16_of(middle), h == 0x7bff ? h : h + h % 2);
+    ASSERT_EQ(reference::f16_of(std::nextafter(middle, high)), h == 0x7bff ? h : h + 1);
+  }
+  EXPECT_EQ(codecs::round_f16(std::bit_cast<float>(0x7f7fffffu)), 0x7bff);
+  EXPECT_EQ(codecs::round_f16(std::bit_cast<float>(0xff800000u)), 0xfc00);
+  EXPECT_EQ(codecs::round_f16(std::bit_cast<float>(0x00000001u)), 0);
+  EXPECT_EQ(codecs::round_f16(std::bit_cast<float>(0xff800001u)), 0x7e00);
 }
 
 TEST(ExactMath, RoundsHalfToEven) {

@@ -172,7 +172,7 @@ uint64_t copy_counting(const EncodeJob& job, size_t begin, size_t end) {
   return non_finite;
 }
 
-// none over a sum: NaN made canonical, the sum rounded where the gradient is bf16.
+// none over a sum: NaN made canonical, the sum rounded to the gradient's dtype.
 template <class O>
 uint64_t store_sum(const EncodeJob& job, size_t begin, size_t end) {
   const float* from = static_cast<const float*>(job.source) + (begin - job.origin);
@@ -186,8 +186,11 @@ uint64_t store_sum(const EncodeJob& job, size_t begin, size_t end) {
 }
 
 uint64_t encode_none(const EncodeJob& job, size_t begin, size_t end) {
-  if (job.sum)
-    return job.stored == DType::f32 ? store_sum<float>(job, begin, end) : store_sum<uint16_t>(job, begin, end);
+  if (job.sum) {
+    return job.stored == DType::f32    ? store_sum<float>(job, begin, end)
+           : job.stored == DType::bf16 ? store_sum<uint16_t>(job, begin, end)
+                                       : store_sum<F16>(job, begin, end);
+  }
   switch (job.dtype) {
     case DType::f32:
       return copy_counting<uint32_t, 0x7f800000u>(job, begin, end);

@@ -2,15 +2,20 @@
 // values.
 #pragma once
 
+#include "codecs/f16.h"
 #include "kernels/cpu/loops/lanes.h"
 
 namespace gradgate::kernels::cpu {
 namespace {
 
+using codecs::F16;
+
 GRADGATE_INLINE float widen(float v) { return v; }
 GRADGATE_INLINE float widen(uint16_t v) { return codecs::widen_bf16(v); }
+GRADGATE_INLINE float widen(F16 v) { return codecs::widen_f16(v.bits); }
 GRADGATE_INLINE void narrow(float v, float* out) { *out = exact::canonical(v); }
 GRADGATE_INLINE void narrow(float v, uint16_t* out) { *out = codecs::round_bf16(v); }
+GRADGATE_INLINE void narrow(float v, F16* out) { out->bits = codecs::round_f16(v); }
 
 GRADGATE_INLINE int32_t magnitude(float v) {
   return static_cast<int32_t>(exact::mag(v));

@@ -39,8 +39,14 @@ void decode_as(const DecodeJob& job, size_t begin, size_t end) {
                                  : decode_chunks<uint16_t, O, kAdd>(job, begin, end);
   } else {
     static_assert(id == CodecId::none, "a codec without loops");
-    job.gradient == DType::f32 ? decode_blocks<NoneBlock<float>, O, kAdd>(job, begin, end)
-                               : decode_blocks<NoneBlock<uint16_t>, O, kAdd>(job, begin, end);
+    switch (job.gradient) {
+      case DType::f32:
+        return decode_blocks<NoneBlock<float>, O, kAdd>(job, begin, end);
+      case DType::bf16:
+        return decode_blocks<NoneBlock<uint16_t>, O, kAdd>(job, begin, end);
+      default:
+        return decode_blocks<NoneBlock<F16>, O, kAdd>(job, begin, end);
+    }
   }
 }
 
@@ -56,6 +62,12 @@ uint64_t encode_from(const EncodeJob& job, size_t begin, size_t end, std::byte* 
   return 0;
 }
 
+template <class G>
+uint64_t encode_gradient(const EncodeJob& job, size_t begin, size_t end, std::byte* scratch) {
+  return job.residual != nullptr ? encode_from<G, true>(job, begin, end, scratch)
+                                 : encode_from<G, false>(job, begin, end, scratch);
+}
+
 template <class O, bool kAdd>
 void decode_into(const DecodeJob& job, size_t begin, size_t end) {
   switch (job.spec.id) {
@@ -68,26 +80,43 @@ void decode_into(const DecodeJob& job, size_t begin, size_t end) {
 }
 
 uint64_t encode_any(const EncodeJob& job, size_t begin, size_t end, std::byte* scratch) noexcept {
-  const bool feedback = job.residual != nullptr;
-  if (job.dtype == DType::f32) {
-    return feedback ? encode_from<float, true>(job, begin, end, scratch)
-                    : encode_from<float, false>(job, begin, end, scratch);
+  switch (job.dtype) {
+    case DType::f32:
+      return encode_gradient<float>(job, begin, end, scratch);
+    case DType::bf16:
+      return encode_gradient<uint16_t>(job, begin, end, scratch);
+    default:  // f16; anything else only `none` takes, which looks for itself
+      return encode_gradient<F16>(job, begin, end, scratch);
   }
-  return feedback ? encode_from<uint16_t, true>(job, begin, end, scratch)
-                  : encode_from<uint16_t, false>(job, begin, end, scratch);
+}
+
+template <class O>
+void decode_output(const DecodeJob& job, size_t begin, size_t end) {
+  job.add ? decode_into<O, true>(job, begin, end) : decode_into<O, false>(job, begin, end);
 }
 
 void decode_any(const DecodeJob& job, size_t begin, size_t end) noexcept {
   if (job.spec.id == CodecId::none && job.scale == 1.0f && !job.add && job.dtype == job.gradient)
     return copy_none(job, begin, end);
-  if (job.dtype == DType::f32)
-    return job.add ? decode_into<float, true>(job, begin, end) : decode_into<float, false>(job, begin, end);
-  return job.add ? decode_into<uint16_t, true>(job, begin, end) : decode_into<uint16_t, false>(job, begin, end);
+  switch (job.dtype) {
+    case DType::f32:
+      return decode_output<float>(job, begin, end);
+    case DType::bf16:
+      return decode_output<uint16_t>(job, begin, end);
+    default:
+      return decode_output<F16>(job, begin, end);
+  }
 }
 
 void fold_any(const FoldJob& job, size_t begin, size_t end) noexcept {
-  if (job.dtype == DType::f32) return fold_groups<float>(job, begin, end);
-  return fold_groups<uint16_t>(job, begin, end);
+  switch (job.dtype) {
+    case DType::f32:
+      return fold_groups<float>(job, begin, end);
+    case DType::bf16:
+      return fold_groups<uint16_t>(job, begin, end);
+    default:
+      return fold_groups<F16>(job, begin, end);
+  }
 }
 
 }  // namespace
