@@ -12,6 +12,11 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/gradgate-config-version.c
 install(FILES ${PROJECT_BINARY_DIR}/gradgate-config.cmake ${PROJECT_BINARY_DIR}/gradgate-config-version.cmake
         DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/gradgate)
 
+if(TARGET gradgate_mpi)
+  install(TARGETS gradgate_mpi EXPORT gradgate_mpi_targets)
+  install(EXPORT gradgate_mpi_targets NAMESPACE gradgate:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/gradgate)
+endif()
+
 # Relative to the file's own place, so that an installed tree can be moved.
 file(RELATIVE_PATH GRADGATE_PC_PREFIX /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 configure_file(${PROJECT_SOURCE_DIR}/cmake/gradgate.pc.in ${PROJECT_BINARY_DIR}/gradgate.pc @ONLY)

@@ -1,0 +1,21 @@
+# GRADGATE_MPI: the communicator over MPI, a library of its own (gradgate::mpi), and MPI ranks in the program. MPI 3.0 or newer, of which only the C
+# interface is used.
+set(GRADGATE_MPI "AUTO" CACHE STRING "Build the communicator over MPI: AUTO, ON or OFF")
+set_property(CACHE GRADGATE_MPI PROPERTY STRINGS AUTO ON OFF)
+
+if(NOT GRADGATE_MPI MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "gradgate: GRADGATE_MPI is '${GRADGATE_MPI}', accepted: AUTO, ON or OFF")
+elseif(GRADGATE_MPI STREQUAL "OFF")
+  message(STATUS "gradgate: MPI off")
+else()
+  set(MPI_CXX_SKIP_MPICXX ON)
+  find_package(MPI 3.0 QUIET COMPONENTS CXX)
+  if(MPI_CXX_FOUND)
+    message(STATUS "gradgate: MPI: standard ${MPI_CXX_VERSION}, ${MPI_CXX_COMPILER}")
+    add_subdirectory(${PROJECT_SOURCE_DIR}/integration/mpi)
+  elseif(GRADGATE_MPI STREQUAL "ON")
+    message(FATAL_ERROR "gradgate: GRADGATE_MPI=ON, but MPI 3.0 or newer was not found (Debian: libopenmpi-dev openmpi-bin)")
+  else()
+    message(STATUS "gradgate: MPI skipped, not found (Debian: libopenmpi-dev openmpi-bin)")
+  endif()
+endif()
