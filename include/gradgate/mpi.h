@@ -1,4 +1,5 @@
-// Communicator over MPI: link gradgate::mpi besides gradgate::gradgate. The only header of gradgate that includes mpi.h.
+// Communicator over MPI: link gradgate::mpi besides gradgate::gradgate. The only header of gradgate that includes
+// mpi.h.
 #pragma once
 
 #include <mpi.h>

@@ -17,6 +17,7 @@ constexpr size_t kMostSizes = 10000;
 
 struct Arguments {
   AllReduceSetup setup;
+  int ranks = 0;  ///< 0: not given
   CodecList codecs;
   std::optional<uint64_t> min_bytes, max_bytes, step_bytes, step_factor;
   OutputOptions output;
@@ -49,22 +50,25 @@ CodecRates parse_codec_rates(const std::string& option, const std::string& text)
   return {encode, colon == std::string::npos ? encode : parse_bandwidth(option, text.substr(colon + 1))};
 }
 
-int run(const Arguments& arguments, const Context& context, const OptionSet& options) {
+int run(Arguments& arguments, const Context& context, const OptionSet& options) {
   const AllReduceSetup& setup = arguments.setup;
-  if (setup.virtual_clock && !setup.link) throw UsageError("--virtual: needs --link, whose time it models");
-  if (setup.rates.encode_bytes_per_s > 0 && !setup.virtual_clock) throw UsageError("--codec-rate: needs --virtual; a real clock measures the codec");
+  if (setup.shaping.virtual_clock && !setup.shaping.link) throw UsageError("--virtual: needs --link, whose time it models");
+  if (setup.rates.encode_bytes_per_s > 0 && !setup.shaping.virtual_clock) throw UsageError("--codec-rate: needs --virtual; a real clock measures the codec");
   CodecList codecs = arguments.codecs;
   codecs.restrict_to(setup.dtype);
   const std::vector<uint64_t> list = sizes(arguments);
 
-  AllReduceReport report(setup.ranks, setup.dtype);
-  arguments.output.print(report.header(machine_text() + "\n" + describe_ranks(setup)));
+  const std::unique_ptr<Ranks> ranks = Ranks::open("-t/--ranks", arguments.ranks);
+  arguments.output.silent = !ranks->prints();
+  AllReduceReport report(ranks->size(), setup.dtype);
+  const std::string where = ranks->description(setup.shaping);
+  arguments.output.print(report.header(machine_text() + "\n" + where));
   Progress progress;
   for (const uint64_t size : list) {
     for (const NamedCodec& codec : codecs.codecs) {
       progress.show(codec.text + " " + format_size(size) + " ...");
       const size_t count = size / dtype_bytes(setup.dtype);
-      const AllReduceCase measured = run_all_reduce(setup, codec, count);
+      const AllReduceCase measured = run_all_reduce(*ranks, setup, codec, count);
       progress.clear();
       arguments.output.print(report.add(codec, count, measured));
     }
@@ -72,7 +76,7 @@ int run(const Arguments& arguments, const Context& context, const OptionSet& opt
   arguments.output.print(report.footer());
 
   Json json = report_header("allreduce", context, options);
-  json["ranks"] = describe_ranks(setup);
+  json["ranks"] = where;
   json["results"] = report.results();
   json["summary"] = report.summary();
   arguments.output.finish(json);
@@ -82,12 +86,13 @@ int run(const Arguments& arguments, const Context& context, const OptionSet& opt
 }  // namespace
 
 void add_allreduce(CLI::App& program, Context& context) {
-  Command& command = context.add(program, "allreduce", "all-reduce of gradients through codecs, over thread ranks and an emulated link; a table as in nccl-tests",
+  Command& command = context.add(program, "allreduce", "all-reduce of gradients through codecs, over ranks as threads or under mpirun; a table as in nccl-tests",
                                  codec_help() +
                                      "\nExamples:\n"
                                      "  gradgate allreduce -b 64K -e 16M -f 4 --ranks 4\n"
                                      "  gradgate allreduce -c int8,none -b 1M -e 64M --link 1gbit:50us -n 5\n"
-                                     "  gradgate allreduce -c int8,bf16,none -b 1M -e 1M --ranks 8 --link ib-ndr --virtual --codec-rate 2GB/s\n\n"
+                                     "  gradgate allreduce -c int8,bf16,none -b 1M -e 1M --ranks 8 --link ib-ndr --virtual --codec-rate 2GB/s\n"
+                                     "  mpirun -n 4 gradgate allreduce -c int8,none\n\n"
                                      "Note for users of nccl-tests: -c is the codec here; results are always checked.");
   auto arguments = std::make_shared<Arguments>();
   OptionSet& options = *command.options;
@@ -117,10 +122,10 @@ void add_allreduce(CLI::App& program, Context& context) {
   options.add("-w,--warmup-iters", "2", "N", "iterations before them", count_into(&setup.warmup, 0, 1000000));
   options.add("-d,--datatype", "float", "TYPE", "float, bfloat16 or half",
               [arguments](const std::string& option, const std::string& text) { arguments->setup.dtype = parse_dtype(option, text); });
-  options.add("-t,--ranks", "4", "N", "ranks, as threads of this process, 1 ... 1024", count_into(&setup.ranks, 1, 1024));
+  options.add("-t,--ranks", "", "N", "ranks, as threads of this process, 1 ... 1024 [4]; under mpirun its processes are the ranks", count_into(&arguments->ranks, 1, 1024));
   options.add("--link", "", "LINK", "emulate a link between ranks: " + link_grammar(),
-              [arguments](const std::string& option, const std::string& text) { arguments->setup.link = parse_link(option, text); });
-  options.flag("--virtual", "with --link: model time instead of waiting; results do not depend on the machine", &setup.virtual_clock);
+              [arguments](const std::string& option, const std::string& text) { arguments->setup.shaping.link = parse_link(option, text); });
+  options.flag("--virtual", "with --link: model time instead of waiting; results do not depend on the machine", &setup.shaping.virtual_clock);
   options.add("--codec-rate", "", "RATE[:RATE]", "with --virtual: gradient bytes per second of encoding and decoding, e.g. 2GB/s:4GB/s; free unless given",
               [arguments](const std::string& option, const std::string& text) { arguments->setup.rates = parse_codec_rates(option, text); });
   options.add("--timeout", "60s", "TIME", "how long a rank waits for another", [arguments](const std::string& option, const std::string& text) {
@@ -128,6 +133,7 @@ void add_allreduce(CLI::App& program, Context& context) {
     if (arguments->setup.timeout_s == 0) throw UsageError(option + ": '" + text + "' is not above zero");
   });
   arguments->output.add_to(options);
+  command.under_mpi = true;
   command.run = [arguments, &context, &options] { return run(*arguments, context, options); };
 }
 

@@ -7,7 +7,9 @@
 
 #include "codecs/reference.h"
 #include "gradgate/exchange.h"
+#include "integration/cli/ranks.h"
 #include "integration/cli/test_data.h"
+#include "integration/session_impl.h"
 
 namespace gradgate::cli {
 namespace {
@@ -110,8 +112,8 @@ bool same_bits(float a, float b) { return std::memcmp(&a, &b, sizeof a) == 0; }
 
 class Checker {
  public:
-  Checker(const NamedCodec& codec, DType dtype, size_t count, std::span<const std::byte* const> outputs)
-      : codec_(codec), dtype_(dtype), count_(count), outputs_(outputs), ranks_(static_cast<int>(outputs.size())), bad_(count) {}
+  Checker(const NamedCodec& codec, DType dtype, size_t count, std::span<const std::byte* const> outputs, int ranks)
+      : codec_(codec), dtype_(dtype), count_(count), outputs_(outputs), ranks_(ranks == 0 ? static_cast<int>(outputs.size()) : ranks), bad_(count) {}
 
   AllReduceCheck run() {
     dense_ = ranks_ == 1 || default_candidate(codec_.spec).exchange == Exchange::all_reduce;
@@ -138,7 +140,7 @@ class Checker {
       if (dense_ ? !same_bits(got[i], dense[i]) : !(error <= bounds[i])) bad_[first + i] = true;
     }
     const size_t element = dtype_bytes(dtype_);
-    for (int r = 1; r < ranks_; ++r) {  // counted apart: one rank's element is right, another's is not
+    for (int r = 1; r < static_cast<int>(outputs_.size()); ++r) {  // counted apart: one rank's element is right, another's is not
       if (std::memcmp(at(0, first), at(r, first), count * element) == 0) continue;
       for (size_t i = 0; i < count; ++i) result_.wrong += std::memcmp(at(0, first + i), at(r, first + i), element) != 0;
     }
@@ -177,8 +179,39 @@ class Checker {
 
 }  // namespace
 
-AllReduceCheck check_all_reduce(const NamedCodec& codec, DType dtype, size_t count, std::span<const std::byte* const> outputs) {
-  return Checker(codec, dtype, count, outputs).run();
+AllReduceCheck check_all_reduce(const NamedCodec& codec, DType dtype, size_t count, std::span<const std::byte* const> outputs, int ranks) {
+  return Checker(codec, dtype, count, outputs, ranks).run();
+}
+
+AllReduceCheck check_across(Communicator& comm, const NamedCodec& codec, DType dtype, size_t count, const std::byte* output, double timeout_s) {
+  const auto ranks = static_cast<size_t>(comm.size());
+  const size_t bytes = count * dtype_bytes(dtype), element = dtype_bytes(dtype);
+  // The scalar reference takes about as long as this; the others wait for it.
+  const auto deadline = [&] { return Deadline::after(timeout_s + 1e-6 * static_cast<double>(count * ranks)); };
+  const uint64_t hash = fnv1a64(output, bytes);
+  std::vector<uint64_t> hashes(ranks);
+  require(comm.all_gather(&hash, hashes.data(), sizeof hash, DType::u8, {}, deadline()), comm, "comparing results");
+  double different = 0;
+  if (std::count(hashes.begin(), hashes.end(), hash) != static_cast<ptrdiff_t>(ranks)) {
+    std::vector<std::byte> window(std::min(bytes, kWindow * element));
+    for (size_t first = 0; first < bytes; first += window.size()) {
+      const size_t size = std::min(window.size(), bytes - first);
+      if (comm.rank() == 0) std::memcpy(window.data(), output + first, size);
+      require(comm.broadcast(window.data(), size, DType::u8, 0, {}, deadline()), comm, "comparing results");
+      for (size_t i = 0; i < size; i += element) different += std::memcmp(window.data() + i, output + first + i, element) != 0;
+    }
+  }
+  double mine[2] = {different, 0};
+  if (comm.rank() == 0) {
+    const AllReduceCheck check = check_all_reduce(codec, dtype, count, {&output, 1}, comm.size());
+    mine[0] += static_cast<double>(check.wrong);
+    mine[1] = check.max_error;
+  }
+  std::vector<double> all(2 * ranks);
+  require(comm.all_gather(mine, all.data(), 2, DType::f64, {}, deadline()), comm, "comparing results");
+  AllReduceCheck result{0, all[1]};
+  for (size_t r = 0; r < ranks; ++r) result.wrong += static_cast<uint64_t>(all[2 * r]);
+  return result;
 }
 
 }  // namespace gradgate::cli

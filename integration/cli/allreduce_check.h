@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 
+#include "gradgate/communicator.h"
 #include "integration/cli/codec_option.h"
 
 namespace gradgate::cli {
@@ -15,7 +16,12 @@ struct AllReduceCheck {
   double max_error = 0;  ///< greatest |value − exact average|
 };
 
-/// outputs[r] is what rank r holds after one exchange of fill_exact(r, …) vectors of `count` elements; residuals, if any, were zero.
-AllReduceCheck check_all_reduce(const NamedCodec& codec, DType dtype, size_t count, std::span<const std::byte* const> outputs);
+/// outputs[r] is what rank r holds after one exchange of fill_exact(r, …) vectors of `count` elements; residuals, if any, were zero. `ranks` is their number
+/// where not all outputs are at hand (rank 0's comes first); 0: as many as outputs.
+AllReduceCheck check_all_reduce(const NamedCodec& codec, DType dtype, size_t count, std::span<const std::byte* const> outputs, int ranks = 0);
+
+/// The same where each process holds the output of one rank: rank 0 checks its own, the others compare theirs with it. Collective over `comm`; every rank gets the
+/// result. Throws RunError.
+AllReduceCheck check_across(Communicator& comm, const NamedCodec& codec, DType dtype, size_t count, const std::byte* output, double timeout_s);
 
 }  // namespace gradgate::cli

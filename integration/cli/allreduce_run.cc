@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
 #include <string>
-#include <thread>
 
 #include "integration/cli/allreduce_check.h"
 #include "integration/cli/buffer.h"
@@ -14,38 +12,21 @@
 namespace gradgate::cli {
 namespace {
 
-struct RankTimes {
-  double total_s = 0;
-  ExchangeTimes parts;
-};
+// Seconds of one iteration on one rank, in the order in which ranks gather them.
+enum Part : size_t { kTotal, kEncode, kTransfer, kDecode, kParts };
 
 // What one rank owns.
 struct Rank {
-  std::unique_ptr<Communicator> shaped;
-  Communicator* comm = nullptr;
+  ExchangeShape shape;
   Buffer gradient, residual, workspace;
-  std::vector<RankTimes> times;
-  std::string error;
+  std::vector<double> times;      ///< [iteration][part]
+  std::vector<double> all_times;  ///< [rank][iteration][part]
+  AllReduceCheck check;           ///< where the ranks are processes: of all of them
 };
 
-std::unique_ptr<ThreadGroup> make_group(int ranks) {
-  std::unique_ptr<ThreadGroup> group;
-  const Status status = ThreadGroup::create(ranks, &group);
-  if (!status.ok()) throw RunError(std::to_string(ranks) + " thread ranks: " + status.message());
-  return group;
-}
-
-void connect(const AllReduceSetup& setup, ThreadGroup& group, int r, Rank* rank) {
-  rank->comm = &group.rank(r);
-  if (!setup.link) return;
-  const Status status = make_shaped(group.rank(r), setup.link->link, setup.virtual_clock ? ClockKind::virtual_time : ClockKind::real, &rank->shaped);
-  if (!status.ok()) throw RunError("--link: " + setup.link->text + ": " + status.message());
-  rank->comm = rank->shaped.get();
-}
-
-void run_rank(const AllReduceSetup& setup, const ExchangeShape& shape, Rank* rank) {
+void run_rank(const AllReduceSetup& setup, Communicator& comm, Rank* rank) {
+  const ExchangeShape& shape = rank->shape;
   const Vec gradient{rank->gradient.data(), shape.count, shape.dtype};
-  Communicator& comm = *rank->comm;
   for (uint64_t i = 0; i < setup.warmup + setup.iterations; ++i) {
     // Every iteration has the same input and a zero residual, so that checking the last one checks what was timed.
     fill_exact(shape.rank, shape.ranks, 0, gradient);
@@ -57,73 +38,75 @@ void run_rank(const AllReduceSetup& setup, const ExchangeShape& shape, Rank* ran
                             .workspace = rank->workspace.bytes(),
                             .seed = {},
                             .executor = {}};
+    require(comm.barrier({}, Deadline::after(setup.timeout_s)), comm, "barrier");
+    ExchangeTimes parts;
     Message why;
-    Status status = comm.barrier({}, Deadline::after(setup.timeout_s));
-    if (!status.ok()) why.format("barrier: %s", comm.last_error());
-    RankTimes times;
     const double start = comm.now();
-    if (status.ok()) status = run_exchange(comm, args, setup.timeout_s, setup.rates, &times.parts, &why);
-    times.total_s = comm.now() - start;
-    if (!status.ok()) {
-      rank->error = "rank " + std::to_string(shape.rank) + ": " + status.message() + ": " + why.text;
-      comm.abort();
-      return;
-    }
-    if (i >= setup.warmup) rank->times.push_back(times);
+    const Status status = run_exchange(comm, args, setup.timeout_s, setup.rates, &parts, &why);
+    const double total_s = comm.now() - start;
+    if (!status.ok()) throw RunError("rank " + std::to_string(shape.rank) + ": " + status.message() + ": " + why.text);
+    if (i >= setup.warmup)
+      rank->times.insert(rank->times.end(), {total_s, parts.encode_s, parts.transfer_s, parts.decode_s});
   }
 }
 
-double slowest(const std::vector<Rank>& ranks, size_t iteration, double (*part)(const RankTimes&)) {
-  double value = 0;
-  for (const Rank& rank : ranks) value = std::max(value, part(rank.times[iteration]));
-  return value;
+// Greatest over ranks, per iteration.
+std::vector<double> slowest(const std::vector<double>& times, size_t ranks, size_t iterations, Part part) {
+  std::vector<double> values(iterations);
+  for (size_t r = 0; r < ranks; ++r) {
+    for (size_t i = 0; i < iterations; ++i)
+      values[i] = std::max(values[i], times[(r * iterations + i) * kParts + part]);
+  }
+  return values;
 }
 
 }  // namespace
 
-std::string describe_ranks(const AllReduceSetup& setup) {
-  const std::unique_ptr<ThreadGroup> group = make_group(setup.ranks);
-  Rank first;
-  connect(setup, *group, 0, &first);
-  return first.comm->description();
-}
-
-AllReduceCase run_all_reduce(const AllReduceSetup& setup, const NamedCodec& codec, size_t count) {
-  const std::unique_ptr<ThreadGroup> group = make_group(setup.ranks);
-  std::vector<Rank> ranks(static_cast<size_t>(setup.ranks));
-  std::vector<ExchangeShape> shapes;
-  for (int r = 0; r < setup.ranks; ++r) {
-    Rank& rank = ranks[static_cast<size_t>(r)];
-    shapes.push_back({.candidate = default_candidate(codec.spec), .count = count, .dtype = setup.dtype, .rank = r, .ranks = setup.ranks, .width = 1});
+AllReduceCase run_all_reduce(Ranks& ranks, const AllReduceSetup& setup, const NamedCodec& codec, size_t count) {
+  std::vector<Rank> local(static_cast<size_t>(ranks.local()));
+  for (size_t i = 0; i < local.size(); ++i) {
+    Rank& rank = local[i];
+    rank.shape = {.candidate = default_candidate(codec.spec),
+                  .count = count,
+                  .dtype = setup.dtype,
+                  .rank = ranks.first_local() + static_cast<int>(i),
+                  .ranks = ranks.size(),
+                  .width = 1};
     rank.gradient = Buffer(count * dtype_bytes(setup.dtype));
     rank.residual = Buffer(codec.spec.feedback ? count * sizeof(float) : 0);
-    rank.workspace = Buffer(exchange_workspace_bytes(shapes.back()));
-    rank.times.reserve(setup.iterations);
-    connect(setup, *group, r, &rank);
+    rank.workspace = Buffer(exchange_workspace_bytes(rank.shape));
+    rank.times.reserve(setup.iterations * kParts);
+    rank.all_times.resize(setup.iterations * kParts * static_cast<size_t>(ranks.size()));
   }
-  std::vector<std::thread> threads;
-  for (int r = 0; r < setup.ranks; ++r) {
-    threads.emplace_back(run_rank, std::cref(setup), std::cref(shapes[static_cast<size_t>(r)]), &ranks[static_cast<size_t>(r)]);
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (const Rank& rank : ranks) {
-    if (!rank.error.empty() && rank.error.find(": aborted") == std::string::npos) throw RunError(codec.text + ": " + rank.error);
-  }
-  for (const Rank& rank : ranks) {
-    if (!rank.error.empty()) throw RunError(codec.text + ": " + rank.error);
+  try {
+    ranks.run(setup.shaping, [&](Communicator& comm, Communicator& plain) {
+      Rank& rank = local[static_cast<size_t>(comm.rank() - ranks.first_local())];
+      run_rank(setup, comm, &rank);
+      require(plain.all_gather(rank.times.data(), rank.all_times.data(), rank.times.size(), DType::f64, {},
+                               Deadline::after(setup.timeout_s)),
+              plain, "gathering times");
+      if (!ranks.all_here())
+        rank.check = check_across(plain, codec, setup.dtype, count, rank.gradient.data(), setup.timeout_s);
+    });
+  } catch (const RunError& error) {
+    throw RunError(codec.text + ": " + error.what());
   }
 
   AllReduceCase result;
-  result.wire_bytes = exchange_wire_bytes(shapes[0]);
-  for (size_t i = 0; i < setup.iterations; ++i) {
-    result.time_s.push_back(slowest(ranks, i, [](const RankTimes& t) { return t.total_s; }));
-    result.encode_s.push_back(slowest(ranks, i, [](const RankTimes& t) { return t.parts.encode_s; }));
-    result.transfer_s.push_back(slowest(ranks, i, [](const RankTimes& t) { return t.parts.transfer_s; }));
-    result.decode_s.push_back(slowest(ranks, i, [](const RankTimes& t) { return t.parts.decode_s; }));
+  result.wire_bytes = exchange_wire_bytes(local[0].shape);
+  const auto part = [&](Part which) {
+    return slowest(local[0].all_times, static_cast<size_t>(ranks.size()), setup.iterations, which);
+  };
+  result.time_s = part(kTotal);
+  result.encode_s = part(kEncode);
+  result.transfer_s = part(kTransfer);
+  result.decode_s = part(kDecode);
+  AllReduceCheck check = local[0].check;
+  if (ranks.all_here()) {
+    std::vector<const std::byte*> outputs;
+    for (const Rank& rank : local) outputs.push_back(rank.gradient.data());
+    check = check_all_reduce(codec, setup.dtype, count, outputs);
   }
-  std::vector<const std::byte*> outputs;
-  for (Rank& rank : ranks) outputs.push_back(rank.gradient.data());
-  const AllReduceCheck check = check_all_reduce(codec, setup.dtype, count, outputs);
   result.wrong = check.wrong;
   result.max_error = check.max_error;
   return result;

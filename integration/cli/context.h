@@ -17,6 +17,7 @@ struct Command {
   CLI::App* app = nullptr;
   std::unique_ptr<OptionSet> options;
   std::function<int()> run;
+  bool under_mpi = false;  ///< runs over the processes of an MPI job; the others refuse to be started more than once
 };
 
 struct Context {

@@ -1,10 +1,13 @@
 // The gradgate program: parses the command line, finds the subcommand, and turns failures into one line on standard error and an exit code.
+#include <chrono>
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <thread>
 
 #include "integration/cli/context.h"
 #include "integration/cli/error.h"
+#include "integration/cli/mpi_world.h"
 #include "integration/cli/report.h"
 
 namespace gradgate::cli {
@@ -28,6 +31,7 @@ Examples:
   gradgate demo                              the whole idea in a minute
   gradgate bench int8                        how fast, how small, how wrong; on which links it pays here
   gradgate allreduce -b 64K -e 16M -f 4 --ranks 4 --link 1gbit:50us
+  mpirun -n 4 gradgate allreduce             the same over MPI
   gradgate roundtrip gradients.npy --codec int8
 
 Exit codes: 0 fine, 1 a wrong value or a failed run, 2 bad usage.)";
@@ -37,6 +41,12 @@ int run(Context& context) {
   for (const Command& command : context.commands) known.push_back(command.options.get());
   for (Command& command : context.commands) {
     if (!command.app->parsed()) continue;
+    if (const std::optional<MpiLaunch> launch = mpi_launch(); launch && launch->ranks > 1 && !command.under_mpi) {
+      std::string able;
+      for (const Command& other : context.commands) able += other.under_mpi ? " " + other.options->section() : "";
+      throw UsageError(command.options->section() + " runs in one process; start it without the MPI launcher (" + launch->variable + " is " +
+                       std::to_string(launch->ranks) + "). Under it run:" + able);
+    }
     command.options->resolve(known);
     if (!command.options->print_config()) return command.run();
     std::fputs(command.options->config_text().c_str(), stdout);
@@ -48,7 +58,14 @@ int run(Context& context) {
 }
 
 int fail(int code, const std::string& text) {
+  const std::optional<MpiLaunch> launch = mpi_launch();
+  if (code == kExitUsage && launch && launch->rank != 0) {
+    // Every rank found the same mistake and one says so: time for it, as the launcher ends the job with the first rank that leaves.
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    return code;
+  }
   std::fprintf(stderr, "gradgate: %s\n", text.c_str());
+  leave_mpi(true);
   return code;
 }
 
@@ -83,6 +100,7 @@ int main(int argc, char** argv) {
     return fail(kExitFailed, error.what());
   }
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) return fail(kExitFailed, "standard output cannot be written");
+  leave_mpi(false);
   return code;
 }
 

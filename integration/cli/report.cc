@@ -61,12 +61,13 @@ void OutputOptions::add_to(OptionSet& options) {
 }
 
 void OutputOptions::print(const std::string& text) const {
-  if (json) return;
+  if (json || silent) return;
   std::fwrite(text.data(), 1, text.size(), stdout);
   std::fflush(stdout);
 }
 
 void OutputOptions::finish(const Json& result) const {
+  if (silent) return;
   const std::string text = dump(result);
   if (json) std::fwrite(text.data(), 1, text.size(), stdout);
   if (json_file.empty()) return;

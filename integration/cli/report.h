@@ -26,6 +26,7 @@ std::string dump(const Json& json);
 struct OutputOptions {
   bool json = false;
   std::string json_file;
+  bool silent = false;  ///< another process of the run prints and writes
   /// Adds --json and -J/--json-file.
   void add_to(OptionSet& options);
   /// Prints the table's text unless JSON was asked for.

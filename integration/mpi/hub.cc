@@ -83,12 +83,14 @@ Status Hub::collect(Pause* pause) noexcept {
   descriptors_[0] = mine_;
   for (int r = 1; r < size_; ++r) {
     const auto slot = static_cast<size_t>(r);
-    GRADGATE_TRY(check(MPI_Irecv(&descriptors_[slot], sizeof(Descriptor), MPI_BYTE, r, kDescriptorTag, comm_, &gathering_[slot]),
-                       "MPI_Irecv"));
+    GRADGATE_TRY(
+        check(MPI_Irecv(&descriptors_[slot], sizeof(Descriptor), MPI_BYTE, r, kDescriptorTag, comm_, &gathering_[slot]),
+              "MPI_Irecv"));
   }
   for (int left = size_ - 1;;) {
     int arrived = 0;
-    GRADGATE_TRY(check(MPI_Testsome(size_, gathering_.data(), &arrived, arrived_.data(), MPI_STATUSES_IGNORE), "MPI_Testsome"));
+    GRADGATE_TRY(
+        check(MPI_Testsome(size_, gathering_.data(), &arrived, arrived_.data(), MPI_STATUSES_IGNORE), "MPI_Testsome"));
     if (arrived != MPI_UNDEFINED) left -= arrived;
     if (left == 0) break;
     GRADGATE_TRY(look());
@@ -102,8 +104,9 @@ Status Hub::collect(Pause* pause) noexcept {
   if (Message why; !agree(&why)) return fail(StatusCode::peer_mismatch, why.text);
   told_ = {};
   for (int r = 1; r < size_; ++r) {
-    GRADGATE_TRY(check(
-        MPI_Isend(&told_, sizeof told_, MPI_BYTE, r, kVerdictTag, comm_, &telling_[static_cast<size_t>(r)]), "MPI_Isend"));
+    GRADGATE_TRY(
+        check(MPI_Isend(&told_, sizeof told_, MPI_BYTE, r, kVerdictTag, comm_, &telling_[static_cast<size_t>(r)]),
+              "MPI_Isend"));
   }
   return await(telling_);
 }
@@ -113,8 +116,7 @@ Status Hub::wait_for_verdict(Pause* pause) noexcept {
   GRADGATE_TRY(check(MPI_Isend(&mine_, sizeof mine_, MPI_BYTE, 0, kDescriptorTag, comm_, &sending), "MPI_Isend"));
   for (;;) {
     int sent = 0;
-    if (sending != MPI_REQUEST_NULL)
-      GRADGATE_TRY(check(MPI_Test(&sending, &sent, MPI_STATUS_IGNORE), "MPI_Test"));
+    if (sending != MPI_REQUEST_NULL) GRADGATE_TRY(check(MPI_Test(&sending, &sent, MPI_STATUS_IGNORE), "MPI_Test"));
     bool go = false;
     GRADGATE_TRY(receive_verdict(&go));
     if (go) return sending == MPI_REQUEST_NULL ? Status() : await({&sending, 1});
@@ -173,14 +175,16 @@ Status Hub::receive_verdict(bool* go) noexcept {
     return report();
   }
   *go = true;
-  return check(MPI_Irecv(&heard_, sizeof heard_, MPI_BYTE, MPI_ANY_SOURCE, kVerdictTag, comm_, &listening_), "MPI_Irecv");
+  return check(MPI_Irecv(&heard_, sizeof heard_, MPI_BYTE, MPI_ANY_SOURCE, kVerdictTag, comm_, &listening_),
+               "MPI_Irecv");
 }
 
 Status Hub::check(int mpi_error, const char* function) noexcept {
   if (mpi_error == MPI_SUCCESS) return {};
   char text[MPI_MAX_ERROR_STRING] = {};
   int length = 0;
-  if (MPI_Error_string(mpi_error, text, &length) != MPI_SUCCESS) std::snprintf(text, sizeof text, "error %d", mpi_error);
+  if (MPI_Error_string(mpi_error, text, &length) != MPI_SUCCESS)
+    std::snprintf(text, sizeof text, "error %d", mpi_error);
   Message why;
   why.format("rank %d: %s: %.200s", rank_, function, text);
   return fail(StatusCode::io_error, why.text);
@@ -223,7 +227,8 @@ void Hub::tell_all(const Verdict& verdict) noexcept {
     if (r == rank_) continue;
     MPI_Request& request = requests[static_cast<size_t>(r)];
     if (request != MPI_REQUEST_NULL) MPI_Request_free(&request);
-    if (MPI_Isend(&told_, sizeof told_, MPI_BYTE, r, kVerdictTag, comm_, &request) != MPI_SUCCESS) request = MPI_REQUEST_NULL;
+    if (MPI_Isend(&told_, sizeof told_, MPI_BYTE, r, kVerdictTag, comm_, &request) != MPI_SUCCESS)
+      request = MPI_REQUEST_NULL;
   }
   const Clock::time_point end = Clock::now() + kTelling;
   Pause pause;
@@ -268,7 +273,8 @@ void Hub::list_missing(Message* why) const noexcept {
   for (size_t r = 1; r < gathering_.size(); ++r) {
     if (gathering_[r] == MPI_REQUEST_NULL) continue;
     if (++missing > 8) continue;
-    length += static_cast<size_t>(std::snprintf(list + length, sizeof list - length, "%s%zu", missing == 1 ? "" : ", ", r));
+    length +=
+        static_cast<size_t>(std::snprintf(list + length, sizeof list - length, "%s%zu", missing == 1 ? "" : ", ", r));
   }
   if (missing > 8) std::snprintf(list + length, sizeof list - length, " and %zu more", missing - 8);
   why->format("%s %s had not arrived", missing == 1 ? "rank" : "ranks", list);

@@ -83,10 +83,10 @@ class Hub {
   std::atomic<bool> abort_asked_{false}, abort_told_{false};
 
   Descriptor mine_{};
-  std::vector<Descriptor> descriptors_;   ///< rank 0: of the call that is gathering
-  std::vector<MPI_Request> gathering_;    ///< rank 0: one receive per peer, null once it is there
-  std::vector<int> arrived_;              ///< rank 0: scratch
-  std::vector<MPI_Request> telling_;      ///< sends of verdicts
+  std::vector<Descriptor> descriptors_;  ///< rank 0: of the call that is gathering
+  std::vector<MPI_Request> gathering_;   ///< rank 0: one receive per peer, null once it is there
+  std::vector<int> arrived_;             ///< rank 0: scratch
+  std::vector<MPI_Request> telling_;     ///< sends of verdicts
   Verdict heard_{}, told_{};
   MPI_Request listening_ = MPI_REQUEST_NULL;
 

@@ -36,7 +36,8 @@ class Strided {
 
 Moves::Moves(Hub& hub, const Limits& limits) : hub_(hub), limits_(limits), sources_(ranks()) {
   for (Slot& slot : slots_) {
-    for (auto* list : {&slot.counts, &slot.displacements, &slot.own_counts, &slot.own_displacements}) list->resize(ranks());
+    for (auto* list : {&slot.counts, &slot.displacements, &slot.own_counts, &slot.own_displacements})
+      list->resize(ranks());
   }
 }
 
@@ -45,7 +46,8 @@ Status Moves::move(const Call& call) noexcept {
   if (call.count == 0) return {};
   switch (call.op) {
     case Collective::all_reduce:
-      return call.count <= limits_.small_bytes / ranks() / dtype_bytes(call.dtype) ? all_reduce_small(call) : all_reduce(call);
+      return call.count <= limits_.small_bytes / ranks() / dtype_bytes(call.dtype) ? all_reduce_small(call)
+                                                                                   : all_reduce(call);
     case Collective::reduce_scatter:
       return reduce_scatter(call);
     case Collective::all_gather:
@@ -80,8 +82,9 @@ Status Moves::all_reduce_small(const Call& call) noexcept {
   Slot& slot = slots_[0];
   GRADGATE_TRY(reserve(&slot, bytes * ranks()));
   const int n = static_cast<int>(bytes);
-  GRADGATE_TRY(hub_.check(
-      MPI_Iallgather(call.send, n, MPI_BYTE, slot.blocks.get(), n, MPI_BYTE, hub_.comm(), &slot.gather), "MPI_Iallgather"));
+  GRADGATE_TRY(
+      hub_.check(MPI_Iallgather(call.send, n, MPI_BYTE, slot.blocks.get(), n, MPI_BYTE, hub_.comm(), &slot.gather),
+                 "MPI_Iallgather"));
   GRADGATE_TRY(wait(&slot.gather));
   sum(slot.blocks.get(), bytes, bytes_of(call.recv), call.count, call.dtype);
   return {};
@@ -101,9 +104,9 @@ Status Moves::scatter_segment(const Call& call, size_t first, size_t count, Slot
     slot->own_displacements[r] = static_cast<int>(r) * own;
   }
   GRADGATE_TRY(reserve(slot, each * element * ranks()));
-  return hub_.check(MPI_Ialltoallv(bytes_of(call.send) + first * element, slot->counts.data(), slot->displacements.data(),
-                                   MPI_BYTE, slot->blocks.get(), slot->own_counts.data(), slot->own_displacements.data(),
-                                   MPI_BYTE, hub_.comm(), &slot->scatter),
+  return hub_.check(MPI_Ialltoallv(bytes_of(call.send) + first * element, slot->counts.data(),
+                                   slot->displacements.data(), MPI_BYTE, slot->blocks.get(), slot->own_counts.data(),
+                                   slot->own_displacements.data(), MPI_BYTE, hub_.comm(), &slot->scatter),
                     "MPI_Ialltoallv");
 }
 
@@ -175,8 +178,8 @@ Status Moves::all_to_all(const Call& call) noexcept {
   for (size_t first = 0; first < block; first += limits_.call_bytes) {
     const Strided strided(std::min(limits_.call_bytes, block - first), block);
     Slot& slot = slots_[0];
-    GRADGATE_TRY(hub_.check(MPI_Ialltoall(bytes_of(call.send) + first, 1, strided.type(), bytes_of(call.recv) + first, 1,
-                                          strided.type(), hub_.comm(), &slot.scatter),
+    GRADGATE_TRY(hub_.check(MPI_Ialltoall(bytes_of(call.send) + first, 1, strided.type(), bytes_of(call.recv) + first,
+                                          1, strided.type(), hub_.comm(), &slot.scatter),
                             "MPI_Ialltoall"));
     GRADGATE_TRY(wait(&slot.scatter));
   }

@@ -26,10 +26,13 @@ std::string test_folder() {
 }
 
 Finished run_program(const std::string& arguments, const std::string& environment) {
+  return run_command(environment + " '" GRADGATE_PROGRAM "' " + arguments);
+}
+
+Finished run_command(const std::string& command) {
   const std::string errors = test_folder() + "/stderr";
-  const std::string command = environment + " '" GRADGATE_PROGRAM "' " + arguments + " 2>'" + errors + "' </dev/null";
   Finished finished;
-  std::FILE* pipe = popen(command.c_str(), "r");
+  std::FILE* pipe = popen((command + " 2>'" + errors + "' </dev/null").c_str(), "r");
   if (pipe == nullptr) return finished;
   std::array<char, 4096> block;
   size_t got = 0;

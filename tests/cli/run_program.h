@@ -14,6 +14,9 @@ struct Finished {
 /// `arguments` is shell text: quote what needs it. `environment` is put before the command ("GRADGATE_RANKS=3").
 Finished run_program(const std::string& arguments, const std::string& environment = "");
 
+/// Any shell text, its standard error kept apart.
+Finished run_command(const std::string& command);
+
 /// Parses strict JSON; throws on NaN, Inf, trailing text.
 nlohmann::json strict_json(const std::string& text);
 

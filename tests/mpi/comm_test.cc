@@ -83,7 +83,8 @@ void check_all(Communicator& comm, std::span<const size_t> sizes) {
       std::vector<std::byte> gathered(all * element), in_place(all * element);
       std::copy(mine.begin(), mine.end(), in_place.begin() + static_cast<ptrdiff_t>(me * n * element));
       EXPECT_COMM_OK(comm.all_gather(mine.data(), gathered.data(), n, dtype, {}, patient()), comm);
-      EXPECT_COMM_OK(comm.all_gather(in_place.data() + me * n * element, in_place.data(), n, dtype, {}, patient()), comm);
+      EXPECT_COMM_OK(comm.all_gather(in_place.data() + me * n * element, in_place.data(), n, dtype, {}, patient()),
+                     comm);
       const auto expected = typed(dtype, all, [&](size_t j) { return label(j / n, 0, j % n); });
       EXPECT_TRUE(gathered == expected && in_place == expected) << "all_gather";
 
@@ -231,8 +232,8 @@ TEST(MpiTimeout, MissingRankIsNamedAndBuffersAreLeftAlone) {
     std::vector<float> data(5000, 1.0f);
     EXPECT_EQ(comm->all_reduce_sum(data.data(), data.data(), data.size(), DType::f32, {}, Deadline::after(0.3)).code(),
               StatusCode::timeout);
-    EXPECT_THAT(comm->last_error(), MatchesRegex("all_reduce: timeout after [0-9.]+ s: rank " + std::to_string(missing) +
-                                                 " had not arrived"));
+    EXPECT_THAT(comm->last_error(), MatchesRegex("all_reduce: timeout after [0-9.]+ s: rank " +
+                                                 std::to_string(missing) + " had not arrived"));
     EXPECT_THAT(data, testing::Each(1.0f));
   }
   MPI_Barrier(MPI_COMM_WORLD);
@@ -315,7 +316,8 @@ int main(int argc, char** argv) {
     testing::TestEventListeners& listeners = testing::UnitTest::GetInstance()->listeners();
     struct Failures : testing::EmptyTestEventListener {
       void OnTestPartResult(const testing::TestPartResult& result) override {
-        if (result.failed()) std::fprintf(stderr, "%s:%d: %s\n", result.file_name(), result.line_number(), result.message());
+        if (result.failed())
+          std::fprintf(stderr, "%s:%d: %s\n", result.file_name(), result.line_number(), result.message());
       }
     };
     delete listeners.Release(listeners.default_result_printer());
