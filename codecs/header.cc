@@ -32,19 +32,4 @@ WireHeader make_header(const CodecSpec& spec, DType gradient, uint64_t count, ui
   return header;
 }
 
-PayloadFault check_header(const WireHeader& got, const WireHeader& expected) noexcept {
-  if (got.magic != expected.magic) return PayloadFault::magic;
-  if (got.version != expected.version) return PayloadFault::version;
-  if (got.codec != expected.codec) return PayloadFault::codec;
-  if (got.value != expected.value) return PayloadFault::value_dtype;
-  if (got.count != expected.count) return PayloadFault::count;
-  if (got.param0 != expected.param0 || got.param1 != expected.param1) return PayloadFault::parameter;
-  const unsigned code = got.flags >> 4;
-  const bool error = (got.flags & kFlagError) != 0;
-  const bool flags_ok = (got.flags & 0x0c) == 0 && (error ? (got.flags & kFlagNonFinite) == 0 && code != 0 : code == 0);
-  if (!flags_ok) return PayloadFault::flags;
-  if (got.check != expected.check) return PayloadFault::check;
-  return PayloadFault::none;
-}
-
 }  // namespace gradgate::codecs

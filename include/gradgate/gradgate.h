@@ -3,6 +3,7 @@
 
 #include "gradgate/codec.h"         // IWYU pragma: export
 #include "gradgate/communicator.h"  // IWYU pragma: export
+#include "gradgate/device.h"        // IWYU pragma: export
 #include "gradgate/exchange.h"      // IWYU pragma: export
 #include "gradgate/mode.h"          // IWYU pragma: export
 #include "gradgate/session.h"       // IWYU pragma: export

@@ -1,0 +1,256 @@
+// The public calls of gradgate/device.h: check the arguments as the CPU's are checked, open the plugin, pass on.
+#include "gradgate/device.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+
+#include "codecs/codecs.h"
+#include "codecs/header.h"
+#include "kernels/cuda/plugin.h"
+
+namespace gradgate::device {
+namespace {
+
+using kernels::cuda::Plugin;
+
+constexpr const char* kLibrary = "libgradgate_cuda.so";
+constexpr size_t kWorkAlign = 256;
+
+struct Opened {
+  const Plugin* plugin = nullptr;
+  Message why;
+};
+
+// The library beside this code (build tree, or static linking), in a lib folder next to it, or where the loader looks.
+void* open_library(Message* why) noexcept {
+  if (const char* path = std::getenv("GRADGATE_CUDA_LIBRARY"); path != nullptr && *path != 0) {
+    void* handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (handle == nullptr) why->format("GRADGATE_CUDA_LIBRARY: %s", dlerror());
+    return handle;
+  }
+  Dl_info info;
+  if (dladdr(reinterpret_cast<void*>(&open_library), &info) != 0 && info.dli_fname != nullptr) {
+    const char* slash = std::strrchr(info.dli_fname, '/');
+    const int folder = slash == nullptr ? 0 : static_cast<int>(slash - info.dli_fname + 1);
+    for (const char* place : {"", "../lib/"}) {
+      Message path;
+      path.format("%.*s%s%s", folder, info.dli_fname, place, kLibrary);
+      if (void* handle = dlopen(path.text, RTLD_NOW | RTLD_LOCAL)) return handle;
+    }
+  }
+  void* handle = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) why->format("no CUDA: %s (set GRADGATE_CUDA_LIBRARY to its path)", dlerror());
+  return handle;
+}
+
+Opened open_plugin() noexcept {
+  Opened opened;
+  void* handle = open_library(&opened.why);
+  if (handle == nullptr) return opened;
+  const auto function = reinterpret_cast<kernels::cuda::PluginFunction>(dlsym(handle, kernels::cuda::kPluginSymbol));
+  const Plugin* plugin = function == nullptr ? nullptr : function();
+  if (plugin == nullptr || plugin->version != kernels::cuda::kPluginVersion) {
+    opened.why.format("%s belongs to another version of gradgate", kLibrary);
+    return opened;
+  }
+  opened.plugin = plugin;
+  return opened;
+}
+
+const Opened& opened() noexcept {
+  static const Opened once = open_plugin();
+  return once;
+}
+
+const Plugin* plugin_with_device(Message* why) noexcept {
+  const Opened& o = opened();
+  if (o.plugin == nullptr) {
+    if (why != nullptr) *why = o.why;
+    return nullptr;
+  }
+  int count = 0;  // some drivers leave -1 behind with an error
+  const int error = o.plugin->device_count(&count);
+  if (error == 0 && count > 0) return o.plugin;
+  if (why != nullptr) why->format("no CUDA device: %s", error == 0 ? "none is visible" : o.plugin->error_text(error));
+  return nullptr;
+}
+
+bool aligned(const void* p, size_t to) noexcept { return reinterpret_cast<uintptr_t>(p) % to == 0; }
+bool overlap(const void* a, size_t a_bytes, const void* b, size_t b_bytes) noexcept {
+  const uintptr_t x = reinterpret_cast<uintptr_t>(a), y = reinterpret_cast<uintptr_t>(b);
+  return a_bytes > 0 && b_bytes > 0 && x < y + b_bytes && y < x + a_bytes;
+}
+bool readable(const void* data, size_t count, DType dtype) noexcept {
+  return (data != nullptr || count == 0) && aligned(data, dtype_bytes(dtype));
+}
+bool summed(DType dtype) noexcept { return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16; }
+
+std::byte* aligned_workspace(Bytes workspace) noexcept {
+  const uintptr_t at = reinterpret_cast<uintptr_t>(workspace.data());
+  return reinterpret_cast<std::byte*>((at + kWorkAlign - 1) / kWorkAlign * kWorkAlign);
+}
+
+size_t workspace_with(const Plugin& plugin, const CodecSpec& spec, DType gradient, size_t count) noexcept {
+  const size_t bytes = plugin.workspace_bytes(spec, gradient, count);
+  return bytes == 0 ? 0 : bytes + kWorkAlign - 1;
+}
+
+Status check_workspace(const Plugin& plugin, const CodecSpec& spec, DType gradient, size_t count,
+                       Bytes workspace) noexcept {
+  const size_t need = workspace_with(plugin, spec, gradient, count);
+  if (workspace.size() < need) return {StatusCode::workspace_too_small, static_cast<int64_t>(need)};
+  if (need > 0 && workspace.data() == nullptr) return StatusCode::invalid_argument;
+  return {};
+}
+
+Status check_encode(const Plugin& plugin, const CodecSpec& spec, ConstVec gradient, const float* residual,
+                    Bytes payload, Bytes workspace) noexcept {
+  if (!codecs::valid_spec(spec)) return StatusCode::invalid_argument;
+  if (!codec_takes(spec, gradient.dtype)) return StatusCode::unsupported;
+  if (!readable(gradient.data, gradient.count, gradient.dtype) || !aligned(residual, sizeof(float)) ||
+      (spec.id == CodecId::none && residual != nullptr))
+    return StatusCode::invalid_argument;
+  const size_t bytes = payload_bytes(spec, gradient.dtype, gradient.count);
+  if (bytes == 0) return StatusCode::invalid_argument;
+  if (payload.size() < bytes) return {StatusCode::payload_too_small, static_cast<int64_t>(bytes)};
+  if (payload.data() == nullptr || !aligned(payload.data(), codecs::kSectionAlign)) return StatusCode::invalid_argument;
+  GRADGATE_TRY(check_workspace(plugin, spec, gradient.dtype, gradient.count, workspace));
+  const size_t gradient_bytes = gradient.count * dtype_bytes(gradient.dtype);
+  const size_t residual_bytes = residual == nullptr ? 0 : gradient.count * sizeof(float);
+  if (overlap(payload.data(), bytes, gradient.data, gradient_bytes) ||
+      overlap(payload.data(), bytes, residual, residual_bytes) ||
+      overlap(residual, residual_bytes, gradient.data, gradient_bytes))
+    return StatusCode::invalid_argument;
+  return {};
+}
+
+// A launch that CUDA refused: the device's number of the error as detail.
+Status launched(int error) noexcept { return error == 0 ? Status{} : Status{StatusCode::internal, error}; }
+
+kernels::cuda::EncodeCall encode_call(const CodecSpec& spec, ConstVec gradient, float* residual, Bytes payload,
+                                      Bytes workspace, Seed seed, const uint32_t* step) noexcept {
+  kernels::cuda::EncodeCall call{};
+  call.spec = spec;
+  call.header = codecs::make_header(spec, gradient.dtype, gradient.count, seed.step);
+  call.gradient = gradient.data;
+  call.residual = residual;
+  call.dtype = gradient.dtype;
+  call.count = gradient.count;
+  call.payload = payload.data();
+  call.workspace = aligned_workspace(workspace);
+  call.seed = seed;
+  call.step = step;
+  return call;
+}
+
+}  // namespace
+
+Status available(Message* why) noexcept {
+  return plugin_with_device(why) == nullptr ? Status{StatusCode::unsupported} : Status{};
+}
+
+size_t workspace_bytes(const CodecSpec& spec, DType gradient, size_t count) noexcept {
+  const Plugin* plugin = plugin_with_device(nullptr);
+  if (plugin == nullptr || !codec_takes(spec, gradient)) return 0;
+  return workspace_with(*plugin, spec, gradient, count);
+}
+
+Status encode(const CodecSpec& spec, const EncodeArgs& args, Stream stream) noexcept {
+  const Plugin* plugin = plugin_with_device(nullptr);
+  if (plugin == nullptr) return StatusCode::unsupported;
+  GRADGATE_TRY(check_encode(*plugin, spec, args.gradient, args.residual, args.payload, args.workspace));
+  if (!aligned(args.step, 4) || !aligned(args.non_finite, 8)) return StatusCode::invalid_argument;
+  kernels::cuda::EncodeCall call =
+      encode_call(spec, args.gradient, args.residual, args.payload, args.workspace, args.seed, args.step);
+  call.flush = args.flush;
+  call.non_finite = args.non_finite;
+  return launched(plugin->encode(call, stream));
+}
+
+Status decode(const CodecSpec& spec, const DecodeArgs& args, Stream stream) noexcept {
+  const Plugin* plugin = plugin_with_device(nullptr);
+  if (plugin == nullptr) return StatusCode::unsupported;
+  if (!codecs::valid_spec(spec) || args.fault == nullptr || !aligned(args.fault, 8))
+    return StatusCode::invalid_argument;
+  if (!codec_takes(spec, args.gradient)) return StatusCode::unsupported;
+  const Vec out = args.out;
+  if (spec.id == CodecId::none) {
+    if (out.dtype != args.gradient) return StatusCode::invalid_argument;
+    const bool copies = args.scale == 1.0f && args.into == Into::store;
+    if (!copies && !summed(out.dtype)) return StatusCode::unsupported;
+  } else if (!summed(out.dtype)) {
+    return StatusCode::unsupported;
+  }
+  if (!readable(out.data, out.count, out.dtype)) return StatusCode::invalid_argument;
+  const size_t bytes = payload_bytes(spec, args.gradient, out.count);
+  if (bytes == 0) return StatusCode::invalid_argument;
+  if (args.payload.data() == nullptr || args.payload.size() != bytes)
+    return {StatusCode::bad_payload, static_cast<int64_t>(PayloadFault::size)};
+  if (!aligned(args.payload.data(), codecs::kSectionAlign))
+    return {StatusCode::bad_payload, static_cast<int64_t>(PayloadFault::alignment)};
+  if (overlap(args.payload.data(), bytes, out.data, out.count * dtype_bytes(out.dtype)))
+    return StatusCode::invalid_argument;
+  GRADGATE_TRY(check_workspace(*plugin, spec, args.gradient, out.count, args.workspace));
+  kernels::cuda::DecodeCall call{};
+  call.spec = spec;
+  call.header = codecs::make_header(spec, args.gradient, out.count, 0);
+  call.payload = args.payload.data();
+  call.gradient = args.gradient;
+  call.dtype = out.dtype;
+  call.out = out.data;
+  call.count = out.count;
+  call.scale = args.scale;
+  call.add = args.into == Into::add;
+  call.workspace = aligned_workspace(args.workspace);
+  call.fault = args.fault;
+  return launched(plugin->decode(call, stream));
+}
+
+Status reduce_encode(const CodecSpec& spec, const ReduceArgs& args, Stream stream) noexcept {
+  const Plugin* plugin = plugin_with_device(nullptr);
+  if (plugin == nullptr) return StatusCode::unsupported;
+  GRADGATE_TRY(check_encode(*plugin, spec, args.gradient, args.residual, args.payload, args.workspace));
+  if (!summed(args.gradient.dtype)) return StatusCode::unsupported;  // sums are formed in f32
+  const size_t bytes = payload_bytes(spec, args.gradient.dtype, args.gradient.count);
+  if (args.fault == nullptr || !aligned(args.fault, 8) || !aligned(args.step, 4) || !aligned(args.non_finite, 8) ||
+      args.ranks == 0 || args.self >= args.ranks)
+    return StatusCode::invalid_argument;
+  if (args.ranks > 1) {
+    if (args.payloads == nullptr || !aligned(args.payloads, codecs::kSectionAlign) ||
+        args.stride % codecs::kSectionAlign != 0 || args.stride < bytes)
+      return StatusCode::invalid_argument;
+    if (overlap(args.payload.data(), bytes, args.payloads, args.stride * (args.ranks - 1) + bytes))
+      return StatusCode::invalid_argument;
+  }
+  kernels::cuda::EncodeCall call =
+      encode_call(spec, args.gradient, args.residual, args.payload, args.workspace, args.seed, args.step);
+  call.non_finite = args.non_finite;
+  call.terms = args.payloads;
+  call.stride = args.stride;
+  call.ranks = args.ranks;
+  call.self = args.self;
+  call.fault = args.fault;
+  return launched(plugin->encode(call, stream));
+}
+
+Status fold_residual(Vec gradient, float* residual, Stream stream) noexcept {
+  const Plugin* plugin = plugin_with_device(nullptr);
+  if (plugin == nullptr || !summed(gradient.dtype)) return StatusCode::unsupported;
+  if (!readable(gradient.data, gradient.count, gradient.dtype) || !readable(residual, gradient.count, DType::f32) ||
+      overlap(gradient.data, gradient.count * dtype_bytes(gradient.dtype), residual, gradient.count * sizeof(float)))
+    return StatusCode::invalid_argument;
+  return launched(plugin->fold(gradient.data, residual, gradient.count, gradient.dtype, stream));
+}
+
+Status fault_status(uint64_t fault, unsigned* rank) noexcept {
+  if ((fault & kernels::cuda::kFaultSet) == 0) return {};
+  if (rank != nullptr) *rank = static_cast<unsigned>(fault >> 16 & 0xffffffffu);
+  const uint64_t what = fault >> 8 & 0xff;
+  if (what == kernels::cuda::kFaultPeer) return {StatusCode::peer_failed, static_cast<int64_t>(fault & 0xff)};
+  return {StatusCode::bad_payload, static_cast<int64_t>(what)};
+}
+
+}  // namespace gradgate::device

@@ -1,0 +1,265 @@
+// One group of 256 elements per warp: eight elements a lane, loaded 16 bytes at a time (docs/format.md §2, rules 1-3).
+#pragma once
+
+#include <cstdint>
+
+#include "codecs/bf16.h"
+#include "codecs/exact_math.h"
+#include "codecs/f16.h"
+#include "codecs/header.h"
+#include "codecs/traits.h"
+#include "kernels/cuda/plugin.h"
+
+namespace gradgate::kernels::cuda {
+namespace {
+
+inline constexpr unsigned kFull = 0xffffffffu;
+inline constexpr unsigned kLanes = 32, kPerLane = 8;
+static_assert(kLanes * kPerLane == codecs::kGroup);
+
+__device__ __forceinline__ unsigned lane_id() { return threadIdx.x & 31; }
+
+/// Element of the group that lane's j-th value is: two runs of 128, four neighbours a lane, so that every access of a
+/// warp is one run of bytes.
+__device__ __forceinline__ unsigned element(unsigned lane, unsigned j) { return (j >> 2) * 128 + lane * 4 + (j & 3); }
+
+__device__ __forceinline__ uint32_t warp_max(uint32_t v) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_max_sync(kFull, v);
+#else
+  for (int step = 16; step > 0; step >>= 1) v = max(v, __shfl_xor_sync(kFull, v, step));
+  return v;
+#endif
+}
+__device__ __forceinline__ uint32_t warp_sum(uint32_t v) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_add_sync(kFull, v);
+#else
+  for (int step = 16; step > 0; step >>= 1) v += __shfl_xor_sync(kFull, v, step);
+  return v;
+#endif
+}
+
+__device__ __forceinline__ float widen(float v) { return v; }
+__device__ __forceinline__ float widen(uint16_t v) { return codecs::widen_bf16(v); }
+__device__ __forceinline__ float widen(codecs::F16 v) { return codecs::widen_f16(v.bits); }
+__device__ __forceinline__ void narrow(float v, float* out) { *out = exact::canonical(v); }
+__device__ __forceinline__ void narrow(float v, uint16_t* out) { *out = codecs::round_bf16(v); }
+__device__ __forceinline__ void narrow(float v, codecs::F16* out) { out->bits = codecs::round_f16(v); }
+
+// Four neighbouring values in one access. The caller knows that `p` is aligned to all four.
+__device__ __forceinline__ void load4(const float* p, float* v) {
+  const float4 w = *reinterpret_cast<const float4*>(p);
+  v[0] = w.x, v[1] = w.y, v[2] = w.z, v[3] = w.w;
+}
+__device__ __forceinline__ void load4(const uint16_t* p, float* v) {
+  const uint2 w = *reinterpret_cast<const uint2*>(p);
+  v[0] = exact::from_bits(w.x << 16), v[1] = exact::from_bits(w.x & 0xffff0000u);
+  v[2] = exact::from_bits(w.y << 16), v[3] = exact::from_bits(w.y & 0xffff0000u);
+}
+__device__ __forceinline__ void load4(const codecs::F16* p, float* v) {
+  const uint2 w = *reinterpret_cast<const uint2*>(p);
+  v[0] = codecs::widen_f16(static_cast<uint16_t>(w.x)), v[1] = codecs::widen_f16(static_cast<uint16_t>(w.x >> 16));
+  v[2] = codecs::widen_f16(static_cast<uint16_t>(w.y)), v[3] = codecs::widen_f16(static_cast<uint16_t>(w.y >> 16));
+}
+// To global memory, by an instruction of their own: next to a branch that stores the same values one at a time, the
+// compiler would take a plain vector store apart.
+__device__ __forceinline__ void store4(float* p, const float* v) {
+  __stwb(reinterpret_cast<float4*>(p), make_float4(v[0], v[1], v[2], v[3]));
+}
+__device__ __forceinline__ void store4(uint16_t* p, const uint16_t* v) {
+  __stwb(reinterpret_cast<uint2*>(p),
+         make_uint2(v[0] | static_cast<uint32_t>(v[1]) << 16, v[2] | static_cast<uint32_t>(v[3]) << 16));
+}
+__device__ __forceinline__ void store4(codecs::F16* p, const codecs::F16* v) {
+  __stwb(reinterpret_cast<uint2*>(p), make_uint2(v[0].bits | static_cast<uint32_t>(v[1].bits) << 16,
+                                                 v[2].bits | static_cast<uint32_t>(v[3].bits) << 16));
+}
+template <class C>
+__device__ __forceinline__ void store4_bytes(C* p, const int32_t* code) {
+  __stwb(reinterpret_cast<uint32_t*>(p),
+         (code[0] & 0xffu) | (code[1] & 0xffu) << 8 | (code[2] & 0xffu) << 16 | static_cast<uint32_t>(code[3]) << 24);
+}
+
+/// Whether runs of four elements at p can be moved at once.
+template <class T>
+__host__ __device__ bool four_aligned(const T* p) {
+  return reinterpret_cast<uintptr_t>(p) % (4 * sizeof(T)) == 0;
+}
+
+/// The lane's eight values of p[begin …], +0 beyond n. `fast`: four_aligned(p).
+template <class T>
+__device__ __forceinline__ void load_lane(const T* p, unsigned n, bool fast, float* v) {
+  const unsigned lane = lane_id();
+  if (fast && n == codecs::kGroup) {
+    load4(p + lane * 4, v);
+    load4(p + 128 + lane * 4, v + 4);
+  } else {
+#pragma unroll
+    for (unsigned j = 0; j < kPerLane; ++j) {
+      const unsigned i = element(lane, j);
+      v[j] = i < n ? widen(p[i]) : 0.0f;
+    }
+  }
+}
+template <class T>
+__device__ __forceinline__ void store_lane(T* p, unsigned n, bool fast, const T* v) {
+  const unsigned lane = lane_id();
+  if (fast && n == codecs::kGroup) {
+    store4(p + lane * 4, v);
+    store4(p + 128 + lane * 4, v + 4);
+  } else {
+#pragma unroll
+    for (unsigned j = 0; j < kPerLane; ++j) {
+      const unsigned i = element(lane, j);
+      if (i < n) p[i] = v[j];
+    }
+  }
+}
+
+/// All eight values into a group's room in shared memory (or where chunks are spilled).
+__device__ __forceinline__ void store_room(float* room, const float* v) {
+  float4* const to = reinterpret_cast<float4*>(room) + lane_id();
+  to[0] = make_float4(v[0], v[1], v[2], v[3]);
+  to[32] = make_float4(v[4], v[5], v[6], v[7]);
+}
+
+__device__ __forceinline__ uint32_t max_mag(const float* v) {
+  uint32_t max_of = 0;
+#pragma unroll
+  for (unsigned j = 0; j < kPerLane; ++j) max_of = max(max_of, exact::mag(v[j]));
+  return max_of;
+}
+
+/// x of a group from its g (in x on entry) and residual: returns whether it is a zero group, whose e is kept.
+template <bool kFeedback>
+__device__ __forceinline__ bool form_x(const float* e, unsigned n, bool fast, bool flush, float* x) {
+  if constexpr (kFeedback) {
+    const bool zero = warp_max(max_mag(x)) == 0;
+    if (zero && !flush) {
+#pragma unroll
+      for (unsigned j = 0; j < kPerLane; ++j) x[j] = 0.0f;
+      return true;
+    }
+    float r[kPerLane];
+    load_lane(e, n, fast, r);
+#pragma unroll
+    for (unsigned j = 0; j < kPerLane; ++j) x[j] = exact::is_finite(x[j]) ? exact::add(x[j], r[j]) : x[j];
+  }
+  return false;
+}
+
+/// A group with a non-finite x: counted, and noted in the payload's header. `max_bits`: the greatest mag(x) of the
+/// group.
+__device__ __forceinline__ void note_non_finite(const float* x, std::byte* payload, uint64_t* counter) {
+  uint32_t odd = 0;
+#pragma unroll
+  for (unsigned j = 0; j < kPerLane; ++j) odd += !exact::is_finite(x[j]);
+  odd = warp_sum(odd);
+  if (lane_id() == 0) {
+    atomicOr(reinterpret_cast<unsigned*>(payload + 4), static_cast<unsigned>(codecs::kFlagNonFinite) << 24);
+    if (counter != nullptr)
+      atomicAdd(reinterpret_cast<unsigned long long*>(counter), static_cast<unsigned long long>(odd));
+  }
+}
+
+/// The fault of one header as a fault word, 0 for none.
+__device__ inline uint64_t header_fault(const std::byte* payload, const codecs::WireHeader& expected, unsigned rank) {
+  codecs::WireHeader got;
+  const uint4* from = reinterpret_cast<const uint4*>(payload);
+  reinterpret_cast<uint4*>(&got)[0] = from[0];
+  reinterpret_cast<uint4*>(&got)[1] = from[1];
+  const PayloadFault fault = codecs::check_header(got, expected);
+  const uint64_t place = kFaultSet | static_cast<uint64_t>(rank) << 16;
+  if (fault != PayloadFault::none) return place | static_cast<uint64_t>(fault) << 8;
+  if ((got.flags & codecs::kFlagError) != 0) return place | kFaultPeer << 8 | got.flags >> 4;
+  return 0;
+}
+
+/// Keeps the first fault that a caller has not yet cleared.
+__device__ inline void report(uint64_t* word, uint64_t fault) {
+  atomicCAS(reinterpret_cast<unsigned long long*>(word), 0ull, static_cast<unsigned long long>(fault));
+}
+
+/// Every CTA looks at the headers itself: 32 bytes a rank are cheaper than a launch. True: none is at fault. All
+/// threads of the CTA must come here.
+__device__ inline bool headers_ok(const std::byte* payloads, size_t stride, unsigned ranks, unsigned skip,
+                                  const codecs::WireHeader& expected, uint64_t* word) {
+  __shared__ unsigned long long first;
+  if (threadIdx.x == 0) first = ~0ull;
+  __syncthreads();
+  for (unsigned rank = threadIdx.x; rank < ranks; rank += blockDim.x) {
+    if (rank == skip) continue;
+    const uint64_t fault = header_fault(payloads + rank * stride, expected, rank);
+    if (fault != 0) atomicMin(&first, static_cast<unsigned long long>(fault));
+  }
+  __syncthreads();
+  if (first == ~0ull) return true;
+  if (threadIdx.x == 0 && blockIdx.x == 0) report(word, first);
+  return false;
+}
+
+/// Whether the kernel that validated the payloads found nothing; else its verdict is kept.
+__device__ inline bool no_fault(const uint64_t* verdict, uint64_t* word) {
+  const uint64_t found = *verdict;
+  if (found == ~0ull) return true;
+  if (threadIdx.x == 0 && blockIdx.x == 0) report(word, found);
+  return false;
+}
+
+/// What all encoders take. Sections are those of the whole payload.
+struct EncodeJob {
+  codecs::WireHeader header;
+  const void* gradient;
+  float* residual;
+  size_t count;
+  std::byte* payload;
+  std::byte *first, *second;
+  std::byte *first_end, *second_end;  ///< where their padding starts
+  unsigned first_pad, second_pad;     ///< its bytes
+  const uint32_t* step;
+  uint64_t* non_finite;
+  bool flush;
+  // A sum (ranks > 0): rank r's payload stands at terms + r * stride, and its sections as far into it as ours.
+  const std::byte* terms;
+  size_t stride;
+  unsigned ranks, self;
+  const uint64_t* verdict;  ///< null, or ~0 where a kernel before this one found no fault
+  uint64_t* fault;
+};
+
+/// Whether a sum may go ahead; always for a plain encode. All threads of the CTA must come here.
+__device__ inline bool may_encode(const EncodeJob& job) {
+  if (job.ranks == 0) return true;
+  if (job.verdict != nullptr) return no_fault(job.verdict, job.fault);
+  return headers_ok(job.terms, job.stride, job.ranks, job.self, job.header, job.fault);
+}
+
+/// Header and padding of a payload, before the encoder that may set the header's flag.
+__global__ void begin_payload(EncodeJob job) {
+  if (!may_encode(job)) return;
+  const unsigned i = threadIdx.x;
+  if (i == 0) {
+    if (job.step != nullptr) job.header.step = *job.step;  // outside the header's check: it changes from step to step
+    reinterpret_cast<uint4*>(job.payload)[0] = reinterpret_cast<const uint4*>(&job.header)[0];
+    reinterpret_cast<uint4*>(job.payload)[1] = reinterpret_cast<const uint4*>(&job.header)[1];
+  }
+  if (i < job.first_pad) job.first_end[i] = std::byte{0};
+  if (i < job.second_pad) job.second_end[i] = std::byte{0};
+}
+
+/// CTAs of kKernel that fill the device once, or as many as there is work for.
+template <auto kKernel>
+unsigned grid_for(unsigned threads, size_t shared, size_t work) {
+  static const unsigned resident = [=] {
+    int device = 0, processors = 1, per = 1;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per, kKernel, static_cast<int>(threads), shared);
+    return static_cast<unsigned>(processors * (per < 1 ? 1 : per));
+  }();
+  return static_cast<unsigned>(work < resident ? work : resident);
+}
+
+}  // namespace
+}  // namespace gradgate::kernels::cuda

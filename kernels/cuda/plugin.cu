@@ -1,0 +1,344 @@
+// libgradgate_cuda: chooses the kernel for a call and launches it. One translation unit, since compile time counts.
+#include <cuda_runtime.h>
+
+#include "codecs/codecs.h"
+#include "kernels/cuda/blocks.cuh"
+#include "kernels/cuda/chunk_topk_decode.cuh"
+#include "kernels/cuda/chunk_topk_encode.cuh"
+#include "kernels/cuda/plugin.h"
+
+static_assert(__cplusplus >= 202002L, "some versions of CMake leave the language level out without a word");
+
+namespace gradgate::kernels::cuda {
+namespace {
+
+using device::Stream;
+
+cudaStream_t stream_of(Stream stream) { return static_cast<cudaStream_t>(stream); }
+unsigned padding(size_t bytes) {
+  return static_cast<unsigned>((codecs::kSectionAlign - bytes % codecs::kSectionAlign) % codecs::kSectionAlign);
+}
+
+size_t groups_of(size_t count) { return count / codecs::kGroup + (count % codecs::kGroup != 0); }
+size_t ceil_div(size_t n, size_t by) { return n / by + (n % by != 0); }
+
+// Calls f with a value of the gradient's (or output's) element type.
+template <class F>
+int with_type(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::f32:
+      return f(float{});
+    case DType::bf16:
+      return f(uint16_t{});
+    case DType::f16:
+      return f(codecs::F16{});
+    default:
+      return cudaErrorNotSupported;
+  }
+}
+
+// Kernels that encode are started after the one that writes the header.
+template <auto kKernel, class Job>
+int launch(const Job& job, unsigned threads, size_t shared, size_t ctas, cudaStream_t stream) {
+  if (ctas == 0) return cudaSuccess;
+  kKernel<<<grid_for<kKernel>(threads, shared, ctas), threads, shared, stream>>>(job);
+  return cudaGetLastError();
+}
+
+template <class Block, class G>
+int encode_groups(const EncodeJob& job, cudaStream_t stream) {
+  const size_t ctas = ceil_div(groups_of(job.count), kBlockWarps);
+  if (job.ranks > 0) {
+    return job.residual != nullptr ? launch<encode_blocks<Block, G, true, true>>(job, kBlockThreads, 0, ctas, stream)
+                                   : launch<encode_blocks<Block, G, false, true>>(job, kBlockThreads, 0, ctas, stream);
+  }
+  return job.residual != nullptr ? launch<encode_blocks<Block, G, true, false>>(job, kBlockThreads, 0, ctas, stream)
+                                 : launch<encode_blocks<Block, G, false, false>>(job, kBlockThreads, 0, ctas, stream);
+}
+
+int encode_none(const EncodeJob& job, DType dtype, cudaStream_t stream) {
+  const size_t ctas = ceil_div(job.count * dtype_bytes(dtype), size_t{kBlockThreads} * 16);
+  if (job.ranks > 0) {
+    const size_t groups = ceil_div(groups_of(job.count), kBlockWarps);
+    return with_type(dtype, [&](auto g) {
+      using G = decltype(g);
+      return launch<encode_blocks<NoneBlock<G>, G, false, true>>(job, kBlockThreads, 0, groups, stream);
+    });
+  }
+  switch (dtype) {
+    case DType::f32:
+      return launch<copy_counting<uint32_t, 0x7f800000u>>(job, kBlockThreads, 0, ctas, stream);
+    case DType::bf16:
+      return launch<copy_counting<uint16_t, 0x7f80u>>(job, kBlockThreads, 0, ctas, stream);
+    case DType::f16:
+      return launch<copy_counting<uint16_t, 0x7c00u>>(job, kBlockThreads, 0, ctas, stream);
+    default:
+      return launch<copy_counting<uint64_t, 0x7ff0000000000000ull>>(job, kBlockThreads, 0, ctas, stream);
+  }
+}
+
+// Shared memory of a CTA that holds its teams' chunks; spills where the device has less than that.
+struct ChunkPlan {
+  unsigned threads, teams;
+  size_t team_bytes, shared_bytes;
+  bool spill;
+};
+
+int most_shared() {
+  static const int bytes = [] {
+    int device = 0, most = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    return most;
+  }();
+  return bytes;
+}
+
+ChunkPlan chunk_plan(uint32_t chunk) {
+  const uint32_t unit = chunk > codecs::kGroup ? chunk : static_cast<uint32_t>(codecs::kGroup);
+  ChunkPlan plan{};
+  plan.teams = chunk <= kWarpChunk ? kSmallTeams : 1;
+  plan.threads = chunk <= kWarpChunk ? kSmallTeams * 32 : kLargeWarps * 32;
+  plan.team_bytes = size_t{unit} * 6;
+  plan.shared_bytes = plan.team_bytes * plan.teams;
+  plan.spill = plan.shared_bytes + 1024 > static_cast<size_t>(most_shared());
+  if (plan.spill) plan.shared_bytes = 0;
+  return plan;
+}
+
+// Where chunks are spilled, few CTAs run: each needs its own room in the workspace.
+unsigned spill_ctas() {
+  static const unsigned count = [] {
+    int device = 0, processors = 1;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+    return static_cast<unsigned>(processors) * 2;
+  }();
+  return count;
+}
+
+constexpr size_t kVerdictBytes = 256;
+
+size_t workspace_of(const CodecSpec& spec, DType, size_t count) noexcept {
+  if (spec.id != CodecId::chunk_topk || count == 0) return 0;
+  const ChunkPlan plan = chunk_plan(spec.param1);
+  return kVerdictBytes + (plan.spill ? plan.team_bytes * spill_ctas() : 0);
+}
+
+template <auto kKernel>
+int launch_chunks(const ChunkJob& job, const ChunkPlan& plan, size_t ctas, cudaStream_t stream) {
+  static const cudaError_t raised =
+      cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared() - 1024);
+  if (raised != cudaSuccess) return raised;
+  if (plan.spill) {
+    kKernel<<<static_cast<unsigned>(ctas < spill_ctas() ? ctas : spill_ctas()), plan.threads, 0, stream>>>(job);
+    return cudaGetLastError();
+  }
+  // As many CTAs as fit at once with this much shared memory, which differs from chunk to chunk.
+  int device = 0, processors = 1, per = 1;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per, kKernel, static_cast<int>(plan.threads), plan.shared_bytes);
+  const size_t resident = static_cast<size_t>(processors) * (per < 1 ? 1 : per);
+  kKernel<<<static_cast<unsigned>(ctas < resident ? ctas : resident), plan.threads, plan.shared_bytes, stream>>>(job);
+  return cudaGetLastError();
+}
+
+template <class G, class V, int kWarps>
+int encode_chunks_as(const ChunkJob& job, const ChunkPlan& plan, size_t ctas, cudaStream_t stream) {
+  if (job.ranks > 0) {
+    return job.residual != nullptr ? launch_chunks<encode_chunks<G, V, true, true, kWarps>>(job, plan, ctas, stream)
+                                   : launch_chunks<encode_chunks<G, V, false, true, kWarps>>(job, plan, ctas, stream);
+  }
+  return job.residual != nullptr ? launch_chunks<encode_chunks<G, V, true, false, kWarps>>(job, plan, ctas, stream)
+                                 : launch_chunks<encode_chunks<G, V, false, false, kWarps>>(job, plan, ctas, stream);
+}
+
+template <class G, class V>
+int encode_chunks_of(const ChunkJob& job, cudaStream_t stream) {
+  const ChunkPlan plan = chunk_plan(job.chunk);
+  const uint32_t unit = job.chunk > codecs::kGroup ? job.chunk : static_cast<uint32_t>(codecs::kGroup);
+  const size_t ctas = ceil_div(ceil_div(job.count, unit), plan.teams);
+  return job.chunk <= kWarpChunk ? encode_chunks_as<G, V, 1>(job, plan, ctas, stream)
+                                 : encode_chunks_as<G, V, static_cast<int>(kLargeWarps)>(job, plan, ctas, stream);
+}
+
+// Validates the payloads of a sum or of a decode: *verdict says afterwards whether to go on.
+int validate(const CodecSpec& spec, const codecs::WireHeader& header, const std::byte* payloads, size_t stride,
+             unsigned ranks, unsigned self, size_t indices_at, size_t count, std::byte* workspace,
+             cudaStream_t stream) {
+  ValidateJob job{};
+  job.header = header;
+  job.payloads = payloads;
+  job.stride = stride;
+  job.indices_at = indices_at;
+  job.ranks = ranks;
+  job.self = self;
+  job.count = count;
+  job.entries = codecs::Codec<CodecId::chunk_topk>::entries(spec, count);
+  job.c = spec.param0;
+  job.chunk = spec.param1;
+  job.verdict = reinterpret_cast<uint64_t*>(workspace);
+  const cudaError_t cleared = cudaMemsetAsync(job.verdict, 0xff, sizeof(uint64_t), stream);
+  if (cleared != cudaSuccess) return cleared;
+  const unsigned ctas = grid_for<validate_chunks>(kBlockThreads, 0, ceil_div(job.entries, kBlockThreads * 4) + 1);
+  validate_chunks<<<dim3(ctas, ranks), kBlockThreads, 0, stream>>>(job);
+  return cudaGetLastError();
+}
+
+int encode_call(const EncodeCall& call, Stream handle) noexcept {
+  const cudaStream_t stream = stream_of(handle);
+  codecs::Sections<std::byte> sections;
+  codecs::bind_payload(call.spec, call.dtype, call.count, call.payload, &sections);
+  ChunkJob job{};
+  job.header = call.header;
+  job.gradient = call.gradient;
+  job.residual = call.residual;
+  job.count = call.count;
+  job.payload = call.payload;
+  job.first = sections.first;
+  job.second = sections.second == nullptr ? sections.first : sections.second;
+  job.first_end = job.first + sections.first_bytes;
+  job.second_end = job.second + sections.second_bytes;
+  job.first_pad = padding(sections.first_bytes);
+  job.second_pad = padding(sections.second_bytes);
+  job.step = call.step;
+  job.non_finite = call.non_finite;
+  job.flush = call.flush;
+  job.terms = call.terms;
+  job.stride = call.stride;
+  job.ranks = call.ranks;
+  job.self = call.self;
+  job.fault = call.fault;
+  job.c = call.spec.param0;
+  job.chunk = call.spec.param1;
+  if (call.spec.id == CodecId::chunk_topk && call.count > 0) {
+    if (chunk_plan(job.chunk).spill) job.spill = call.workspace + kVerdictBytes;
+    if (call.ranks > 0) {
+      const int status = validate(call.spec, call.header, call.terms, call.stride, call.ranks, call.self,
+                                  static_cast<size_t>(job.second - job.payload), call.count, call.workspace, stream);
+      if (status != cudaSuccess) return status;
+      job.verdict = reinterpret_cast<uint64_t*>(call.workspace);
+    }
+  }
+  begin_payload<<<1, 32, 0, stream>>>(job);
+  const cudaError_t begun = cudaGetLastError();
+  if (begun != cudaSuccess || call.count == 0) return begun;
+  switch (call.spec.id) {
+    case CodecId::none:
+      return encode_none(job, call.dtype, stream);
+    case CodecId::bf16:
+      return encode_groups<CastBlock, float>(job, stream);
+    case CodecId::int8:
+      return with_type(call.dtype, [&](auto g) {
+        return encode_groups<ScaledBlock<codecs::Codec<CodecId::int8>>, decltype(g)>(job, stream);
+      });
+    case CodecId::chunk_topk:
+      return with_type(call.dtype, [&](auto g) {
+        return call.spec.value == DType::f32 ? encode_chunks_of<decltype(g), uint32_t>(job, stream)
+                                             : encode_chunks_of<decltype(g), uint16_t>(job, stream);
+      });
+  }
+  return cudaErrorNotSupported;
+}
+
+template <class Block, class O>
+int decode_groups(const DecodeJob& job, bool add, cudaStream_t stream) {
+  const size_t ctas = ceil_div(groups_of(job.count), kBlockWarps) + (job.count == 0);  // an empty one is checked too
+  return add ? launch<decode_blocks<Block, O, true>>(job, kBlockThreads, 0, ctas, stream)
+             : launch<decode_blocks<Block, O, false>>(job, kBlockThreads, 0, ctas, stream);
+}
+template <class Block>
+int decode_groups(const DecodeJob& job, DType out, bool add, cudaStream_t stream) {
+  return with_type(out, [&](auto o) { return decode_groups<Block, decltype(o)>(job, add, stream); });
+}
+
+int decode_none(const DecodeJob& job, const DecodeCall& call, cudaStream_t stream) {
+  if (call.scale != 1.0f || call.add) {
+    return with_type(call.dtype,
+                     [&](auto o) { return decode_groups<NoneBlock<decltype(o)>, decltype(o)>(job, call.add, stream); });
+  }
+  const size_t ctas = ceil_div(job.count * dtype_bytes(call.dtype), size_t{kBlockThreads} * 16) + (job.count == 0);
+  switch (dtype_bytes(call.dtype)) {
+    case 4:
+      return launch<copy_none<uint32_t>>(job, kBlockThreads, 0, ctas, stream);
+    case 2:
+      return launch<copy_none<uint16_t>>(job, kBlockThreads, 0, ctas, stream);
+    default:
+      return launch<copy_none<uint64_t>>(job, kBlockThreads, 0, ctas, stream);
+  }
+}
+
+template <class V, class O>
+int decode_chunks(const ChunkDecodeJob& job, bool add, cudaStream_t stream) {
+  if (add)
+    return launch<add_chunks<V, O>>(job, kBlockThreads, 0, ceil_div(job.entries, kBlockThreads) + (job.entries == 0),
+                                    stream);
+  return launch<store_chunks<V, O>>(job, kTileWarps * 32, 0,
+                                    ceil_div(ceil_div(job.count, kTile), kTileWarps) + (job.count == 0), stream);
+}
+
+int decode_call(const DecodeCall& call, Stream handle) noexcept {
+  const cudaStream_t stream = stream_of(handle);
+  codecs::Sections<const std::byte> sections;
+  codecs::bind_payload(call.spec, call.gradient, call.count, call.payload, &sections);
+  ChunkDecodeJob job{};
+  job.header = call.header;
+  job.payload = call.payload;
+  job.first = sections.first;
+  job.second = sections.second;
+  job.out = call.out;
+  job.count = call.count;
+  job.scale = call.scale;
+  job.fault = call.fault;
+  switch (call.spec.id) {
+    case CodecId::none:
+      return decode_none(job, call, stream);
+    case CodecId::bf16:
+      return decode_groups<CastBlock>(job, call.dtype, call.add, stream);
+    case CodecId::int8:
+      return decode_groups<ScaledBlock<codecs::Codec<CodecId::int8>>>(job, call.dtype, call.add, stream);
+    case CodecId::chunk_topk: {
+      if (call.count == 0) return decode_groups<CastBlock, float>(job, false, stream);  // a header, and nothing else
+      job.c = call.spec.param0;
+      job.chunk = call.spec.param1;
+      job.entries = codecs::Codec<CodecId::chunk_topk>::entries(call.spec, call.count);
+      job.verdict = reinterpret_cast<uint64_t*>(call.workspace);
+      const int status = validate(call.spec, call.header, call.payload, 0, 1, 1,
+                                  static_cast<size_t>(job.second - job.payload), call.count, call.workspace, stream);
+      if (status != cudaSuccess) return status;
+      return with_type(call.dtype, [&](auto o) {
+        return call.spec.value == DType::f32 ? decode_chunks<uint32_t, decltype(o)>(job, call.add, stream)
+                                             : decode_chunks<uint16_t, decltype(o)>(job, call.add, stream);
+      });
+    }
+  }
+  return cudaErrorNotSupported;
+}
+
+int fold_call(void* gradient, float* residual, size_t count, DType dtype, Stream handle) noexcept {
+  const size_t ctas = ceil_div(groups_of(count), kBlockWarps);
+  if (ctas == 0) return cudaSuccess;
+  return with_type(dtype, [&](auto g) -> int {
+    using G = decltype(g);
+    fold_groups<<<grid_for<fold_groups<G>>(kBlockThreads, 0, ctas), kBlockThreads, 0, stream_of(handle)>>>(
+        static_cast<G*>(gradient), residual, count);
+    return cudaGetLastError();
+  });
+}
+
+int device_count(int* count) noexcept {
+  const cudaError_t error = cudaGetDeviceCount(count);
+  if (error != cudaSuccess) cudaGetLastError();  // not for the next call to find
+  return error;
+}
+const char* error_text(int error) noexcept { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
+
+constexpr Plugin kPlugin{kPluginVersion, device_count, error_text, workspace_of, encode_call, decode_call, fold_call};
+
+}  // namespace
+}  // namespace gradgate::kernels::cuda
+
+extern "C" __attribute__((visibility("default"))) const gradgate::kernels::cuda::Plugin* gradgate_cuda_plugin() {
+  return &gradgate::kernels::cuda::kPlugin;
+}

@@ -1,0 +1,67 @@
+// What libgradgate asks of libgradgate_cuda: one exported function that returns this table. Both are built together;
+// the version is there for a library left over from another build.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "codecs/header.h"
+#include "gradgate/device.h"
+
+namespace gradgate::kernels::cuda {
+
+inline constexpr uint32_t kPluginVersion = 1;
+inline constexpr const char* kPluginSymbol = "gradgate_cuda_plugin";
+
+/// A call whose arguments have been checked by the host.
+struct EncodeCall {
+  CodecSpec spec;
+  codecs::WireHeader header;  ///< with seed.step
+  const void* gradient;
+  float* residual;
+  DType dtype;
+  size_t count;
+  std::byte* payload;
+  std::byte* workspace;  ///< 256-byte aligned
+  Seed seed;
+  const uint32_t* step;
+  bool flush;
+  uint64_t* non_finite;
+  // The sum of a two_shot's owner; ranks 0: encode the gradient.
+  const std::byte* terms;
+  size_t stride;
+  unsigned ranks, self;
+  uint64_t* fault;
+};
+
+struct DecodeCall {
+  CodecSpec spec;
+  codecs::WireHeader header;  ///< what must arrive; the step is not compared
+  const std::byte* payload;
+  DType gradient, dtype;  ///< of what was encoded, of out
+  void* out;
+  size_t count;
+  float scale;
+  bool add;
+  std::byte* workspace;
+  uint64_t* fault;
+};
+
+/// The functions return a cudaError_t: 0, or what the launch said.
+struct Plugin {
+  uint32_t version;
+  int (*device_count)(int* count) noexcept;
+  const char* (*error_text)(int error) noexcept;
+  size_t (*workspace_bytes)(const CodecSpec& spec, DType gradient, size_t count) noexcept;
+  int (*encode)(const EncodeCall& call, device::Stream stream) noexcept;
+  int (*decode)(const DecodeCall& call, device::Stream stream) noexcept;
+  int (*fold)(void* gradient, float* residual, size_t count, DType dtype, device::Stream stream) noexcept;
+};
+using PluginFunction = const Plugin* (*)();
+
+/// Fault words: bit 63 set, the rank in bits 16–47, the PayloadFault in bits 8–15 (1: an error payload, whose status
+/// code is in bits 0–7). The smallest is the first in rank order.
+inline constexpr uint64_t kFaultSet = uint64_t{1} << 63;
+inline constexpr uint64_t kFaultPeer = 1;
+
+}  // namespace gradgate::kernels::cuda

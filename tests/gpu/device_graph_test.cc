@@ -1,0 +1,77 @@
+// Calls captured in a CUDA graph: replayed, they read the step from the device and give what the same calls give alone.
+#include "codecs/header.h"
+#include "tests/gpu/gpu_fixture.h"
+#include "tests/support/bytes_equal.h"
+#include "tests/support/gen.h"
+#include "tests/support/specs.h"
+
+namespace gradgate::test {
+namespace {
+
+class DeviceGraph : public Gpu, public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(DeviceGraph, ReplaysReadTheStepAndCarryTheResidual) {
+  constexpr size_t kCount = 7001;
+  const CodecSpec spec = spec_of(GetParam());
+  const bool feedback = takes_feedback(spec);
+  const std::vector<float> g = generate(Gen::gaussian, kCount, 1), zeros(kCount, 0.0f);
+  const size_t bytes = payload_bytes(spec, DType::f32, kCount);
+  const uint64_t no_fault = 0;
+  uint32_t step = 100;
+  DeviceBuffer gradient(g.data(), kCount * 4), slot(zeros.data(), kCount * 4), payload(bytes), out(kCount * 4);
+  DeviceBuffer workspace(device::workspace_bytes(spec, DType::f32, kCount)), fault(&no_fault, 8), step_word(&step, 4);
+  device::EncodeArgs encode_args;
+  encode_args.gradient = {gradient.data(), kCount, DType::f32};
+  encode_args.residual = feedback ? slot.as<float>() : nullptr;
+  encode_args.payload = {payload.data(), bytes};
+  encode_args.workspace = {workspace.data(), workspace.size()};
+  encode_args.step = step_word.as<uint32_t>();
+  device::DecodeArgs decode_args;
+  decode_args.payload = {payload.data(), bytes};
+  decode_args.out = {out.data(), kCount, DType::f32};
+  decode_args.workspace = {workspace.data(), workspace.size()};
+  decode_args.fault = fault.as<uint64_t>();
+
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  ASSERT_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+  ASSERT_TRUE(device::encode(spec, encode_args, stream_).ok());
+  ASSERT_TRUE(device::decode(spec, decode_args, stream_).ok());
+  ASSERT_CUDA(cudaStreamEndCapture(stream_, &graph));
+  ASSERT_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+
+  std::vector<float> e = zeros;
+  for (step = 100; step < 103; ++step) {
+    std::vector<std::byte> expected(bytes), scratch(workspace_bytes(spec, DType::f32, kCount));
+    EncodeArgs cpu;
+    cpu.gradient = {g.data(), kCount, DType::f32};
+    cpu.residual = feedback ? e.data() : nullptr;
+    cpu.payload = expected;
+    cpu.workspace = scratch;
+    cpu.seed.step = step;
+    ASSERT_TRUE(encode(spec, cpu).ok());
+    std::vector<float> decoded(kCount);
+    ASSERT_TRUE(
+        decode(
+            spec,
+            {.payload = expected, .gradient = DType::f32, .out = {decoded.data(), kCount, DType::f32}, .executor = {}})
+            .ok());
+
+    ASSERT_CUDA(cudaMemcpy(step_word.data(), &step, 4, cudaMemcpyHostToDevice));
+    ASSERT_CUDA(cudaGraphLaunch(exec, stream_));
+    ASSERT_CUDA(cudaStreamSynchronize(stream_));
+    ASSERT_TRUE(bytes_equal(expected.data(), payload.fetch(), bytes, 4)) << "step " << step;
+    ASSERT_TRUE(bytes_equal(decoded.data(), out.fetch(), kCount * 4, 4)) << "step " << step;
+    if (feedback) ASSERT_TRUE(bytes_equal(e.data(), slot.fetch(), kCount * 4, 4)) << "step " << step;
+    ASSERT_TRUE(bytes_equal(&no_fault, fault.fetch(), 8));
+  }
+  ASSERT_CUDA(cudaGraphExecDestroy(exec));
+  ASSERT_CUDA(cudaGraphDestroy(graph));
+}
+
+INSTANTIATE_TEST_SUITE_P(Codecs, DeviceGraph,
+                         ::testing::Values("none", "bf16", "int8", "chunk-topk:8/1024", "chunk-topk:20/4096"),
+                         [](const auto& p) { return test_name(p.param); });
+
+}  // namespace
+}  // namespace gradgate::test
