@@ -354,6 +354,22 @@ void decode(const CodecSpec& spec, DType gradient, const std::byte* payload, Vec
   }
 }
 
+void decode_sum(const CodecSpec& spec, DType gradient, std::span<const ConstBytes> payloads, Vec out, float scale) {
+  std::vector<float> sum(out.count);
+  for (size_t rank = 0; rank < payloads.size(); ++rank) {
+    std::vector<bool> sent;
+    const std::vector<float> term = values(spec, gradient, out.count, payloads[rank].data(), &sent);
+    for (size_t i = 0; i < out.count; ++i) {
+      if (rank == 0) {
+        sum[i] = term[i];
+      } else if (sent[i]) {
+        sum[i] = sum[i] + term[i];
+      }
+    }
+  }
+  for (size_t i = 0; i < out.count; ++i) write(out, i, sum[i] * scale);
+}
+
 std::vector<std::byte> reduce_encode(const CodecSpec& spec, std::span<const ConstBytes> payloads, size_t self,
                                      ConstVec gradient, float* residual, Seed seed, EncodeStats* stats) {
   const size_t n = gradient.count;

@@ -27,6 +27,9 @@ std::vector<float> values(const CodecSpec& spec, DType gradient, size_t count, c
 /// Decodes a valid payload into out (f32, bf16 or f16).
 void decode(const CodecSpec& spec, DType gradient, const std::byte* payload, Vec out, float scale, Into into);
 
+/// The sum of all ranks' payloads, times scale, into out (f32 or bf16).
+void decode_sum(const CodecSpec& spec, DType gradient, std::span<const ConstBytes> payloads, Vec out, float scale);
+
 /// The owner's part of two_shot.
 std::vector<std::byte> reduce_encode(const CodecSpec& spec, std::span<const ConstBytes> payloads, size_t self,
                                      ConstVec gradient, float* residual, Seed seed, EncodeStats* stats);

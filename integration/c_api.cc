@@ -10,7 +10,7 @@
 #include "gradgate/gradgate_c.h"
 #include "integration/comm/callback_comm.h"
 
-using gradgate::CodecSpec;
+using gradgate::Candidate;
 using gradgate::Communicator;
 using gradgate::DType;
 using gradgate::Message;
@@ -47,12 +47,12 @@ int report(Status status, const Message& message, char* why, size_t why_bytes) {
 
 bool valid_dtype(int dtype) { return dtype >= 0 && dtype <= static_cast<int>(DType::u8); }
 
-Status parse_codecs(std::string_view text, std::vector<CodecSpec>* specs, Message* why) {
+Status parse_codecs(std::string_view text, std::vector<Candidate>* candidates, Message* why) {
   while (!text.empty()) {
     const size_t comma = text.find(',');
-    CodecSpec spec;
-    GRADGATE_TRY(gradgate::parse_codec(text.substr(0, comma), &spec, why));
-    specs->push_back(spec);
+    Candidate candidate;
+    GRADGATE_TRY(gradgate::parse_candidate(text.substr(0, comma), &candidate, why));
+    candidates->push_back(candidate);
     text = comma == std::string_view::npos ? std::string_view{} : text.substr(comma + 1);
   }
   return {};
@@ -135,12 +135,13 @@ int gg_session_create(gg_comm* comm, const gg_session_options* options, gg_sessi
     return report(StatusCode::invalid_argument, message, why, why_bytes);
   }
   try {
-    std::vector<CodecSpec> specs;
-    if (const Status s = parse_codecs(options->codecs != nullptr ? options->codecs : "", &specs, &message); !s.ok())
+    std::vector<Candidate> candidates;
+    if (const Status s = parse_codecs(options->codecs != nullptr ? options->codecs : "", &candidates, &message);
+        !s.ok())
       return report(s, message, why, why_bytes);
     gradgate::SessionOptions o;
     o.mode = static_cast<gradgate::Mode>(options->mode);
-    o.codecs = specs;
+    o.candidates = candidates;
     o.seed = options->seed;
     o.timeout_s = options->timeout_s;
     o.link = {options->link_alpha_s, options->link_beta_bytes_per_s};
@@ -245,17 +246,17 @@ int gg_exchange_create(const char* codec, size_t count, int dtype, int rank, int
         rank, ranks);
     return report(StatusCode::invalid_argument, message, why, why_bytes);
   }
-  CodecSpec spec;
-  if (const Status s = gradgate::parse_codec(codec, &spec, &message); !s.ok())
+  Candidate candidate;
+  if (const Status s = gradgate::parse_candidate(codec, &candidate, &message); !s.ok())
     return report(s, message, why, why_bytes);
-  if (!gradgate::codec_takes(spec, static_cast<DType>(dtype))) {
+  if (!gradgate::codec_takes(candidate.codec, static_cast<DType>(dtype))) {
     message.format("gg_exchange_create: codec %s does not take %s gradients", codec,
                    gradgate::dtype_name(static_cast<DType>(dtype)));
     return report(StatusCode::unsupported, message, why, why_bytes);
   }
   try {
     auto holder = std::make_unique<gg_exchange>();
-    holder->shape = {gradgate::default_candidate(spec), count, static_cast<DType>(dtype), rank, ranks, 1};
+    holder->shape = {candidate, count, static_cast<DType>(dtype), rank, ranks, 1};
     holder->workspace.resize(gradgate::exchange_workspace_bytes(holder->shape));
     *out = holder.release();
     return 0;

@@ -41,20 +41,23 @@ Status Session::create(Communicator& comm, const SessionOptions& options, std::u
 }
 
 SessionImpl::SessionImpl(Communicator& comm, const SessionOptions& options) : comm_(comm), options_(options) {
+  candidates_.push_back(dense_candidate());
   for (const CodecSpec& codec : options.codecs) {
-    if (codec.id != CodecId::none) codecs_.push_back(codec);
+    if (codec.id != CodecId::none) candidates_.push_back(default_candidate(codec));
+  }
+  for (const Candidate& candidate : options.candidates) {
+    if (candidate != dense_candidate()) candidates_.push_back(candidate);
   }
   // The honest baseline is a plain cast (it costs one line of any trainer), so it always competes.
   const bool competes = options.mode == Mode::automatic || options.mode == Mode::observe;
   bool has_cast = false;
-  for (const CodecSpec& codec : codecs_) has_cast = has_cast || codec.id == CodecId::bf16;
+  for (const Candidate& candidate : candidates_) has_cast = has_cast || candidate.codec.id == CodecId::bf16;
   if (competes && !has_cast) {
-    CodecSpec cast;
-    if (parse_codec("bf16", &cast, nullptr).ok()) codecs_.push_back(cast);
+    Candidate cast;
+    if (parse_candidate("bf16", &cast, nullptr).ok()) candidates_.push_back(cast);
   }
-  candidates_.push_back(dense_candidate());
-  for (const CodecSpec& codec : codecs_) candidates_.push_back(default_candidate(codec));
-  options_.codecs = codecs_;
+  options_.codecs = {};
+  options_.candidates = {};  // the caller's memory
 }
 
 Status SessionImpl::start(Message* why) {
@@ -69,19 +72,26 @@ Status SessionImpl::start(Message* why) {
                 options_.link.alpha_s, options_.link.beta_bytes_per_s);
     return StatusCode::invalid_argument;
   }
-  if (options_.mode == Mode::on && codecs_.empty()) {
+  const std::span<const Candidate> listed = std::span(candidates_).subspan(1);  // without dense
+  if (options_.mode == Mode::on && listed.empty()) {
     why->format("mode on needs a codec other than none");
     return StatusCode::invalid_argument;
   }
-  if (codecs_.size() > static_cast<size_t>(gate::kMaxCandidates)) {
-    why->format("%zu codecs, accepted: up to %d (bf16 is one of them)", codecs_.size(), gate::kMaxCandidates);
+  if (listed.size() > static_cast<size_t>(gate::kMaxCandidates)) {
+    why->format("%zu codecs, accepted: up to %d (bf16 is one of them)", listed.size(), gate::kMaxCandidates);
+    return StatusCode::invalid_argument;
+  }
+  for (const Candidate& candidate : listed) {
+    if (codec_travels_by(candidate.codec, candidate.exchange)) continue;
+    why->format("codecs: %s does not travel by %s", format_codec(candidate.codec).text,
+                exchange_name(candidate.exchange));
     return StatusCode::invalid_argument;
   }
 
   std::string names;
-  for (const CodecSpec& codec : codecs_) {
+  for (const Candidate& candidate : listed) {
     if (!names.empty()) names += ',';
-    names += format_codec(codec).text;
+    names += format_candidate(candidate).text;
   }
   const AgreedField fields[] = {
       agreed_field("version", "%s", GRADGATE_VERSION),

@@ -95,7 +95,6 @@ class SessionImpl final : public Session {
 
   Communicator& comm_;
   SessionOptions options_;
-  std::vector<CodecSpec> codecs_;
   std::vector<Candidate> candidates_;  ///< [0] is dense; the gate numbers them the same way
   gate::LinkModel link_;
   gate::Gate gate_;

@@ -172,7 +172,7 @@ Status SessionImpl::make_gate() {
   std::vector<gate::CandidateInfo> infos;
   for (size_t c = 1; c < candidates_.size(); ++c) {
     gate::CandidateInfo info;
-    std::snprintf(info.name, sizeof(info.name), "%.47s", format_codec(candidates_[c].codec).text);
+    std::snprintf(info.name, sizeof(info.name), "%.47s", format_candidate(candidates_[c]).text);
     info.exchange = candidates_[c].exchange;
     info.fidelity = codec_info(candidates_[c].codec.id).fidelity;
     infos.push_back(info);

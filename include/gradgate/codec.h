@@ -130,6 +130,22 @@ struct DecodeArgs {
 /// Checks the payload, then writes (or adds) it. Any error leaves `out` untouched.
 GRADGATE_API Status decode(const CodecSpec& spec, const DecodeArgs& args) noexcept;
 
+struct DecodeSumArgs {
+  std::span<const ConstBytes> payloads;  ///< one per rank, in rank order, each as in DecodeArgs
+  DType gradient = DType::f32;           ///< dtype of the gradients that were encoded
+  Vec out;                               ///< f32, bf16 or f16, count as encoded
+  float scale = 1.0f;                    ///< multiplies every sum
+  Bytes workspace;                       ///< at least decode_sum_bytes
+  Executor executor;
+};
+/// Scratch bytes decode_sum() needs. Any alignment.
+GRADGATE_API size_t decode_sum_bytes(const CodecSpec& spec, DType gradient, size_t count, size_t ranks,
+                                     unsigned width = 1) noexcept;
+/// The last part of an all_gather exchange, fused: s = Σ over ranks in rank order of the decoded payloads in f32
+/// (format §4), then out becomes s · scale. Every piece of `out` is made once, from all payloads. All payloads are
+/// checked before anything is written; the first fault in rank order is returned. Gradients f32, bf16 or f16.
+GRADGATE_API Status decode_sum(const CodecSpec& spec, const DecodeSumArgs& args) noexcept;
+
 struct ReduceArgs {
   std::span<const ConstBytes> payloads;  ///< one per rank, in rank order; the entry `self` is ignored
   size_t self = 0;                       ///< this rank

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #include "gradgate/codec.h"
 #include "gradgate/communicator.h"
@@ -20,8 +21,13 @@ struct Candidate {
 };
 /// The dense reduction: codec none over all_reduce.
 constexpr Candidate dense_candidate() noexcept { return {}; }
-/// The exchange a codec uses unless told otherwise: none → all_reduce, all others → two_shot.
+/// A codec over the exchange that it uses unless told otherwise (CodecInfo::exchange).
 GRADGATE_API Candidate default_candidate(const CodecSpec& codec) noexcept;
+/// Parses `codec[@exchange]`, e.g. "int8", "chunk-topk:8/1024@all_gather". On failure `why` (optional) names the part,
+/// its value and what is accepted.
+GRADGATE_API Status parse_candidate(std::string_view text, Candidate* candidate, Message* why) noexcept;
+/// Canonical text of a candidate; the exchange is named only where it is not the codec's default.
+GRADGATE_API Message format_candidate(const Candidate& candidate) noexcept;
 
 /// How the residual takes part.
 enum class Feedback : uint8_t {
@@ -63,7 +69,8 @@ struct CollectiveCall {
 /// Bytes of workspace; 0 is possible. Exact and a pure function of the shape.
 GRADGATE_API size_t exchange_workspace_bytes(const ExchangeShape& shape) noexcept;
 /// Bytes that stand for M/r when the exchange is priced: the size of all ranks' slots of one phase (two_shot: ranks ×
-/// payload of a shard), of the vector for all_reduce; 0 when the codec does not take the dtype.
+/// payload of a shard), of one rank's payload for all_gather, of the vector for all_reduce; 0 when the codec does not
+/// take the dtype or does not travel by the exchange.
 GRADGATE_API size_t exchange_wire_bytes(const ExchangeShape& shape) noexcept;
 
 /// The state machine. No allocation, no I/O, no clock; about 500 bytes, movable between calls.
@@ -92,6 +99,8 @@ class GRADGATE_API ExchangeMachine {
   enum class Phase : uint8_t { idle, ready, stage1, stage2, done };
   Status begin_all_reduce() noexcept;
   Status next_all_reduce(CollectiveCall* call) noexcept;
+  void begin_all_gather() noexcept;
+  Status next_all_gather(CollectiveCall* call) noexcept;
   void begin_two_shot() noexcept;
   Status next_two_shot(CollectiveCall* call) noexcept;
   void send_shards(CollectiveCall* call) noexcept;

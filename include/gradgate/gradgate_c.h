@@ -74,7 +74,7 @@ typedef struct gg_session gg_session;
 typedef struct gg_session_options {
   size_t size;        /* sizeof(gg_session_options), set by gg_session_options_init: lets the struct grow */
   int mode;           /* GG_AUTO … */
-  const char* codecs; /* comma-separated specs, e.g. "bf16,int8"; copied */
+  const char* codecs; /* comma-separated codec[@exchange], e.g. "bf16,int8"; copied */
   uint64_t seed;
   double timeout_s;    /* of every wait for a peer */
   double link_alpha_s; /* a known link; both 0: the link is probed */
@@ -146,7 +146,8 @@ typedef struct gg_call {
   int dtype;
 } gg_call;
 
-/* A machine for one bucket: codec spec text, elements, dtype of the gradient. It owns its workspace. */
+/* A machine for one bucket: codec[@exchange], e.g. "chunk-topk:8/1024@all_gather", elements, dtype of the gradient. It
+ * owns its workspace. */
 GG_API int gg_exchange_create(const char* codec, size_t count, int dtype, int rank, int ranks, gg_exchange** out,
                               char* why, size_t why_bytes);
 GG_API void gg_exchange_destroy(gg_exchange* exchange);

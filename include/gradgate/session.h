@@ -35,6 +35,8 @@ struct SessionOptions {
   Mode mode = Mode::automatic;
   std::span<const CodecSpec>
       codecs;  ///< candidates in auto and observe (dense and, for f32, bf16 always take part); the codec in on
+  std::span<const Candidate>
+      candidates;  ///< more of them, behind `codecs`: with an exchange of one's own choice in the place of the codec's
   uint64_t seed = 0;
   double timeout_s = 30;     ///< of every wait for a peer
   LinkSpec link;             ///< a known link; alpha = beta = 0: the link is probed when the session starts

@@ -66,7 +66,7 @@ AllReduceCase run_all_reduce(Ranks& ranks, const AllReduceSetup& setup, const Na
   std::vector<Rank> local(static_cast<size_t>(ranks.local()));
   for (size_t i = 0; i < local.size(); ++i) {
     Rank& rank = local[i];
-    rank.shape = {.candidate = default_candidate(codec.spec),
+    rank.shape = {.candidate = codec.candidate(),
                   .count = count,
                   .dtype = setup.dtype,
                   .rank = ranks.first_local() + static_cast<int>(i),

@@ -30,9 +30,12 @@ BreakEven break_even(const BenchSetup& setup, const BenchResult& result, const C
   BreakEven beta;
   if (times.codec.spec.id == CodecId::none || times.exchange.seconds.empty() || setup.ranks < 2 || setup.count == 0) return beta;
   const double codec_s = median(times.exchange.seconds);
-  beta.dense = break_even_bandwidth(gradient_bytes(setup), times.exchange.wire_bytes, setup.ranks, codec_s);
+  // An all_gather moves (n-1) payloads through each rank's link, which is 2(n-1)/n · (n/2 payloads).
+  const size_t ranks = static_cast<size_t>(setup.ranks), payload = times.exchange.wire_bytes;
+  const size_t wire = times.codec.exchange == Exchange::all_gather ? payload * ranks / 2 : payload;
+  beta.dense = break_even_bandwidth(gradient_bytes(setup), wire, setup.ranks, codec_s);
   if (times.codec.spec.id == CodecId::bf16 || result.bf16.seconds.empty()) return beta;
-  beta.bf16 = break_even_bandwidth(result.bf16.wire_bytes, times.exchange.wire_bytes, setup.ranks, codec_s - median(result.bf16.seconds));
+  beta.bf16 = break_even_bandwidth(result.bf16.wire_bytes, wire, setup.ranks, codec_s - median(result.bf16.seconds));
   return beta;
 }
 
@@ -111,9 +114,9 @@ std::string bench_table(const BenchSetup& setup, const BenchResult& result) {
       comment("gradgate bench: " + title(setup) + "\n" + floor_lines(setup, result) +
               "\n"
               "GB/s are gradient bytes per second (1e9); /read and /axpy are time over that floor, round by round; wire is the payload;\n"
-              "codec ms is one rank's codec work in a two_shot exchange of " +
+              "codec ms is one rank's codec work in the codec's exchange with " +
               std::to_string(setup.ranks) +
-              " ranks (encode shards, sum, re-encode, decode), feedback as written;\n"
+              " ranks (encode, sum, re-encode, decode), feedback as written;\n"
               "break-even, per rank, without latency: T_codec = 2(n-1)/n * (M - wire) / beta, so it pays on links slower than\n"
               "  beta = 2(n-1)/n * (M - wire) / T_codec; against bf16 with its wire in the place of M and the difference of both T_codec") +
       comment("") + table.header();

@@ -50,9 +50,9 @@ class Bench {
     for (const NamedCodec& codec : setup.codecs) {
       payload = std::max(payload, payload_bytes(codec.spec, setup.dtype, setup.count));
       workspace = std::max(workspace, workspace_bytes(with_feedback(codec.spec, has_feedback(codec.spec)), setup.dtype, setup.count, executor_.width));
-      if (setup.exchange) scratch = std::max(scratch, exchange_shadow_bytes(shape(codec.spec)));
+      if (setup.exchange) scratch = std::max(scratch, exchange_shadow_bytes(shape(codec.candidate())));
     }
-    if (setup.exchange && setup.dtype == DType::f32) scratch = std::max(scratch, exchange_shadow_bytes(shape(bf16())));
+    if (setup.exchange && setup.dtype == DType::f32) scratch = std::max(scratch, exchange_shadow_bytes(shape(default_candidate(bf16()))));
     payload_ = Buffer(payload);
     workspace_ = Buffer(workspace);
     scratch_ = Buffer(scratch);
@@ -74,7 +74,7 @@ class Bench {
       show("round " + std::to_string(round) + " of " + std::to_string(setup_.rounds));
       floors(&result);
       for (CodecTimes& times : result.codecs) measure(&times);
-      if (setup_.exchange && setup_.dtype == DType::f32) measure_exchange(bf16(), &result.bf16);
+      if (setup_.exchange && setup_.dtype == DType::f32) measure_exchange(default_candidate(bf16()), &result.bf16);
     }
     return result;
   }
@@ -93,8 +93,8 @@ class Bench {
   Vec vec(const Buffer& buffer) const { return {buffer.data(), setup_.count, setup_.dtype}; }
   static CodecSpec bf16() { return {.id = CodecId::bf16}; }
   bool has_feedback(const CodecSpec& spec) const { return payload_bytes(with_feedback(spec, true), setup_.dtype, setup_.count) != 0; }
-  ExchangeShape shape(const CodecSpec& spec) const {
-    return {.candidate = default_candidate(spec), .count = setup_.count, .dtype = setup_.dtype, .rank = 0, .ranks = setup_.ranks, .width = executor_.width};
+  ExchangeShape shape(const Candidate& candidate) const {
+    return {.candidate = candidate, .count = setup_.count, .dtype = setup_.dtype, .rank = 0, .ranks = setup_.ranks, .width = executor_.width};
   }
   void show(const std::string& text) {
     step_ = text;
@@ -142,12 +142,13 @@ class Bench {
     });
     check(status, times->codec, "decode");
     if (last_) verify(plain, times);
-    if (setup_.exchange) measure_exchange(times->codec.spec, &times->exchange);
+    if (setup_.exchange) measure_exchange(times->codec.candidate(), &times->exchange);
   }
 
   // The codec work of this rank's part in an exchange of the codec as the user wrote it.
-  void measure_exchange(const CodecSpec& spec, ExchangeWork* work) {
-    const ExchangeShape exchange = shape(spec);
+  void measure_exchange(const Candidate& candidate, ExchangeWork* work) {
+    const CodecSpec& spec = candidate.codec;
+    const ExchangeShape exchange = shape(candidate);
     work->wire_bytes = exchange_wire_bytes(exchange);
     const ExchangeArgs args{.shape = exchange,
                             .gradient = vec(gradient_),
@@ -160,7 +161,7 @@ class Bench {
     std::vector<double> ignored;
     Status status;
     time(&ignored, [&] { status = shadow_exchange(clock_->rank(0), args, scratch_.bytes(), {}, &spent); });
-    if (!status.ok()) throw RunError(std::string(format_codec(spec).text) + ": exchange: " + status.message());
+    if (!status.ok()) throw RunError(std::string(format_candidate(candidate).text) + ": exchange: " + status.message());
     if (keep_) work->seconds.push_back(spent.encode_s + spent.decode_s);
   }
 

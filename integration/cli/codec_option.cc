@@ -22,11 +22,10 @@ std::string all_codecs() {
 }  // namespace
 
 NamedCodec parse_one_codec(const std::string& option, const std::string& text) {
-  NamedCodec codec;
+  Candidate candidate;
   Message why;
-  if (!parse_codec(text, &codec.spec, &why).ok()) throw UsageError(option + ": '" + text + "': " + why.text);
-  codec.text = format_codec(codec.spec).text;
-  return codec;
+  if (!parse_candidate(text, &candidate, &why).ok()) throw UsageError(option + ": '" + text + "': " + why.text);
+  return {candidate.codec, format_candidate(candidate).text, candidate.exchange};
 }
 
 CodecList parse_codecs(const std::string& option, const std::string& text) {
@@ -36,7 +35,7 @@ CodecList parse_codecs(const std::string& option, const std::string& text) {
   for (const std::string& part : split_list(option, list.all ? all_codecs() : text)) {
     list.codecs.push_back(parse_one_codec(option, part));
     for (size_t i = 0; i + 1 < list.codecs.size(); ++i) {
-      if (list.codecs[i].spec == list.codecs.back().spec) throw UsageError(option + ": '" + text + "' lists " + list.codecs.back().text + " twice");
+      if (list.codecs[i].candidate() == list.codecs.back().candidate()) throw UsageError(option + ": '" + text + "' lists " + list.codecs.back().text + " twice");
     }
   }
   return list;
@@ -61,7 +60,7 @@ DType parse_dtype(const std::string& option, const std::string& text) {
 }
 
 std::string codec_help() {
-  std::string text = "Codecs, each also with :ef or :noef (error feedback on or off) where it loses anything:\n";
+  std::string text = "Codecs, each also with :ef or :noef (error feedback on or off) where it loses anything, and @all_gather or another exchange:\n";
   for (const CodecInfo& info : codec_infos()) {
     const std::string grammar = info.grammar;
     text += "  " + grammar + std::string(grammar.size() < 36 ? 36 - grammar.size() : 1, ' ') + info.summary + "\n";

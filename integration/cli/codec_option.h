@@ -4,13 +4,16 @@
 #include <string>
 #include <vector>
 
-#include "gradgate/codec.h"
+#include "gradgate/exchange.h"
 
 namespace gradgate::cli {
 
 struct NamedCodec {
   CodecSpec spec;
   std::string text;  ///< canonical
+  Exchange exchange = Exchange::two_shot;
+
+  Candidate candidate() const { return {spec, exchange}; }
 };
 
 /// The value of an option that takes codecs.

@@ -137,6 +137,9 @@ void add_roundtrip(CLI::App& program, Context& context) {
   options.add("-c,--codec", "all", "LIST", "codecs, separated by commas, or all", [arguments](const std::string& option, const std::string& text) {
     arguments->codecs = parse_codecs(option, text);
     arguments->codecs.restrict_to(DType::f32);
+    for (const NamedCodec& codec : arguments->codecs.codecs) {
+      if (codec.text.find('@') != std::string::npos) throw UsageError(option + ": '" + codec.text + "': no exchange takes part in a round trip of a file");
+    }
   });
   options.add("-o,--output", "", "FILE", "write the decoded gradient (one codec), .npy or raw f32 by its suffix", [arguments](const std::string& option, const std::string& text) {
     check_array_suffix(option, text);

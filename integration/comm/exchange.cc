@@ -2,6 +2,7 @@
 // without gradgate.
 #include "gradgate/exchange.h"
 
+#include "integration/comm/all_gather_layout.h"
 #include "integration/comm/dense_scale.h"
 #include "integration/comm/two_shot_layout.h"
 
@@ -25,15 +26,23 @@ Status check_shape(const ExchangeShape& shape, Message* why) noexcept {
                 dtype_name(shape.dtype));
     return StatusCode::unsupported;
   }
-  if (shape.candidate.exchange != Exchange::two_shot) {
+  const bool known = shape.candidate.exchange == Exchange::two_shot || shape.candidate.exchange == Exchange::all_gather;
+  if (!known) {
     why->format("the exchange %s is not offered", exchange_name(shape.candidate.exchange));
     return StatusCode::unsupported;
   }
-  if (!codec_takes(codec, shape.dtype) || !widens_to_f32(shape.dtype)) {
-    why->format("%s does not travel by two_shot with %s gradients", format_codec(codec).text, dtype_name(shape.dtype));
+  if (!codec_travels_by(codec, shape.candidate.exchange)) {
+    why->format("%s does not travel by %s", format_codec(codec).text, exchange_name(shape.candidate.exchange));
     return StatusCode::unsupported;
   }
-  if (comm::Shards(shape).slot_bytes == 0) {
+  if (!codec_takes(codec, shape.dtype) || !widens_to_f32(shape.dtype)) {
+    why->format("%s does not travel by %s with %s gradients", format_codec(codec).text,
+                exchange_name(shape.candidate.exchange), dtype_name(shape.dtype));
+    return StatusCode::unsupported;
+  }
+  const bool sized = shape.candidate.exchange == Exchange::two_shot ? comm::Shards(shape).slot_bytes != 0
+                                                                    : comm::AllGatherBuffers(shape, nullptr).bytes != 0;
+  if (!sized) {
     why->format("%s cannot encode %zu elements", format_codec(codec).text, shape.count);
     return StatusCode::invalid_argument;
   }
@@ -83,14 +92,13 @@ Status check_args(const ExchangeArgs& args, Message* why) noexcept {
 
 }  // namespace
 
-Candidate default_candidate(const CodecSpec& codec) noexcept {
-  return {codec, codec.id == CodecId::none ? Exchange::all_reduce : Exchange::two_shot};
-}
+Candidate default_candidate(const CodecSpec& codec) noexcept { return {codec, codec_info(codec.id).exchange}; }
 
 size_t exchange_workspace_bytes(const ExchangeShape& shape) noexcept {
   Message ignored;
   if (!check_shape(shape, &ignored).ok() || shape.candidate.exchange == Exchange::all_reduce) return 0;
   if (shape.ranks == 1 || shape.count == 0) return 0;
+  if (shape.candidate.exchange == Exchange::all_gather) return comm::AllGatherBuffers(shape, nullptr).bytes;
   return comm::TwoShotBuffers(shape, comm::Shards(shape), nullptr).bytes;
 }
 
@@ -101,6 +109,8 @@ size_t exchange_wire_bytes(const ExchangeShape& shape) noexcept {
     size_t bytes = 0;
     return __builtin_mul_overflow(shape.count, dtype_bytes(shape.dtype), &bytes) ? 0 : bytes;
   }
+  if (shape.candidate.exchange == Exchange::all_gather)
+    return payload_bytes(shape.candidate.codec, shape.dtype, shape.count);
   return static_cast<size_t>(shape.ranks) * comm::Shards(shape).slot_bytes;
 }
 
@@ -111,6 +121,8 @@ Status ExchangeMachine::begin(const ExchangeArgs& args) noexcept {
   const bool alone = args.shape.ranks == 1 || args.shape.count == 0;
   if (alone || args.shape.candidate.exchange == Exchange::all_reduce) {
     GRADGATE_TRY(begin_all_reduce());
+  } else if (args.shape.candidate.exchange == Exchange::all_gather) {
+    begin_all_gather();
   } else {
     begin_two_shot();
   }
@@ -128,6 +140,7 @@ Status ExchangeMachine::next(CollectiveCall* call) noexcept {
   if (phase_ == Phase::done) return failed_;
   const bool alone = args_.shape.ranks == 1 || args_.shape.count == 0;
   if (alone || args_.shape.candidate.exchange == Exchange::all_reduce) return next_all_reduce(call);
+  if (args_.shape.candidate.exchange == Exchange::all_gather) return next_all_gather(call);
   return next_two_shot(call);
 }
 

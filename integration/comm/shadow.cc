@@ -3,6 +3,7 @@
 #include <new>
 
 #include "gradgate/exchange.h"
+#include "integration/comm/all_gather_layout.h"
 #include "integration/comm/codec_time.h"
 #include "integration/comm/two_shot_layout.h"
 
@@ -103,10 +104,66 @@ Status shadow_two_shot(Communicator& clock, const ExchangeArgs& args, const Shad
   return {};
 }
 
+/// The same for an all_gather: its workspace, and the copies.
+struct GatherShadowBuffers {
+  comm::AllGatherBuffers exchange;
+  std::byte *residual, *out;
+  size_t bytes;
+
+  GatherShadowBuffers(const ExchangeShape& shape, std::byte* base) noexcept : exchange(shape, nullptr) {
+    comm::WorkspaceCarver carver(base);
+    exchange = comm::AllGatherBuffers(shape, carver.take(exchange.bytes, 1));
+    residual = carver.take(shape.count, sizeof(float));
+    out = carver.take(shape.count, dtype_bytes(shape.dtype));
+    bytes = carver.bytes();
+  }
+};
+
+Status shadow_all_gather(Communicator& clock, const ExchangeArgs& args, const GatherShadowBuffers& buffers,
+                         const CodecRates& rates, ExchangeTimes* times) noexcept {
+  const ExchangeShape& shape = args.shape;
+  const CodecSpec& spec = shape.candidate.codec;
+  auto* residual = args.feedback == Feedback::apply ? reinterpret_cast<float*>(buffers.residual) : nullptr;
+  auto* views = reinterpret_cast<ConstBytes*>(buffers.exchange.views);
+  Seed seed = args.seed;
+  seed.stream = static_cast<uint32_t>(shape.rank);
+  if (residual != nullptr && args.residual != nullptr)
+    std::memcpy(residual, args.residual, shape.count * sizeof(float));
+  if (residual != nullptr && args.residual == nullptr) std::memset(residual, 0, shape.count * sizeof(float));
+
+  Lap lap(clock);
+  const Bytes own = buffers.exchange.slot(shape.rank);
+  GRADGATE_TRY(encode(spec, {.gradient = args.gradient,
+                             .residual = residual,
+                             .payload = own,
+                             .workspace = buffers.exchange.codec,
+                             .seed = seed,
+                             .executor = args.executor}));
+  charge(clock, shape, rates.encode_bytes_per_s);
+  lap.add_to(&times->encode_s);
+  // Untimed: a copy for every peer, so that as many different payloads are read as in the exchange.
+  for (int peer = 0; peer < shape.ranks; ++peer) {
+    const Bytes slot = buffers.exchange.slot(peer);
+    if (peer != shape.rank) std::memcpy(slot.data(), own.data(), own.size());
+    new (&views[peer]) ConstBytes(slot);
+  }
+  Lap decoding(clock);
+  GRADGATE_TRY(decode_sum(spec, {.payloads = {views, static_cast<size_t>(shape.ranks)},
+                                 .gradient = shape.dtype,
+                                 .out = {buffers.out, shape.count, shape.dtype},
+                                 .scale = static_cast<float>(1.0 / shape.ranks),
+                                 .workspace = buffers.exchange.codec,
+                                 .executor = args.executor}));
+  charge(clock, shape, rates.decode_bytes_per_s);
+  decoding.add_to(&times->decode_s);
+  return {};
+}
+
 }  // namespace
 
 size_t exchange_shadow_bytes(const ExchangeShape& shape) noexcept {
   if (exchange_workspace_bytes(shape) == 0) return 0;  // nothing would be encoded, or the shape is not valid
+  if (shape.candidate.exchange == Exchange::all_gather) return GatherShadowBuffers(shape, nullptr).bytes;
   return ShadowBuffers(shape, Shards(shape), nullptr).bytes;
 }
 
@@ -121,6 +178,8 @@ Status shadow_exchange(Communicator& clock, const ExchangeArgs& args, Bytes scra
   if (!comm::has_codec_work(shape)) return {};
   const size_t needed = exchange_shadow_bytes(shape);
   if (scratch.size() < needed) return {StatusCode::workspace_too_small, static_cast<int64_t>(needed)};
+  if (shape.candidate.exchange == Exchange::all_gather)
+    return shadow_all_gather(clock, args, GatherShadowBuffers(shape, scratch.data()), rates, times);
   const Shards shards(shape);
   return shadow_two_shot(clock, args, ShadowBuffers(shape, shards, scratch.data()), shards, rates, times);
 }

@@ -4,16 +4,19 @@
 #include <cstring>
 #include <new>
 
-#include "codecs/header.h"
 #include "gradgate/exchange.h"
+#include "integration/comm/slot.h"
 #include "integration/comm/two_shot_layout.h"
 
 namespace gradgate {
 namespace {
 
+using comm::payload_in;
+using comm::put_error;
 using comm::Shard;
 using comm::Shards;
 using comm::TwoShotBuffers;
+using comm::zero_rest;
 
 ConstVec part(const ExchangeArgs& args, Shard shard) noexcept {
   const size_t element = dtype_bytes(args.shape.dtype);
@@ -26,56 +29,6 @@ float* residual_of(const ExchangeArgs& args, Shard shard) noexcept {
 
 Bytes slot(std::byte* slots, const Shards& shards, int rank) noexcept {
   return {slots + static_cast<size_t>(rank) * shards.slot_bytes, shards.slot_bytes};
-}
-
-// The payload of a shard at the beginning of a slot; what a shorter shard leaves of the slot is zero.
-Bytes payload_in(const ExchangeShape& shape, size_t count, Bytes whole) noexcept {
-  return whole.first(payload_bytes(shape.candidate.codec, shape.dtype, count));
-}
-
-void zero_rest(const ExchangeShape& shape, size_t count, Bytes whole) noexcept {
-  const size_t used = payload_bytes(shape.candidate.codec, shape.dtype, count);
-  std::memset(whole.data() + used, 0, whole.size() - used);
-}
-
-// A slot with an error payload. Cannot fail: shape and size were checked by begin().
-void put_error(const ExchangeArgs& args, size_t count, StatusCode code, Bytes whole) noexcept {
-  (void)encode_error(args.shape.candidate.codec, args.shape.dtype, count, args.seed, code,
-                     payload_in(args.shape, count, whole));
-  zero_rest(args.shape, count, whole);
-}
-
-const char* codec_name(uint8_t id) noexcept {
-  for (const CodecInfo& info : codec_infos()) {
-    if (static_cast<uint8_t>(info.id) == id) return info.name;
-  }
-  return "an unknown codec";
-}
-
-// A header that is intact but was made for something else: which field, and both values. False for a damaged header.
-bool describe_mismatch(const codecs::WireHeader& got, const codecs::WireHeader& expected, int peer, int self,
-                       Message* why) noexcept {
-  if (got.magic != expected.magic || codecs::header_check(got) != got.check) return false;
-  const auto say = [&](const char* field, uint64_t theirs, uint64_t ours) {
-    why->format("%s: rank %d sent %llu, rank %d has %llu", field, peer, static_cast<unsigned long long>(theirs), self,
-                static_cast<unsigned long long>(ours));
-    return true;
-  };
-  if (got.version != expected.version) return say("payload version", got.version, expected.version);
-  if (got.codec != expected.codec) {
-    why->format("codec: rank %d sent %s, rank %d has %s", peer, codec_name(got.codec), self,
-                codec_name(expected.codec));
-    return true;
-  }
-  if (got.value != expected.value) {
-    why->format("value dtype: rank %d sent %s, rank %d has %s", peer, dtype_name(static_cast<DType>(got.value)), self,
-                dtype_name(static_cast<DType>(expected.value)));
-    return true;
-  }
-  if (got.count != expected.count) return say("count of the shard", got.count, expected.count);
-  if (got.param0 != expected.param0) return say("parameter 0", got.param0, expected.param0);
-  if (got.param1 != expected.param1) return say("parameter 1", got.param1, expected.param1);
-  return false;
 }
 
 }  // namespace
@@ -139,39 +92,6 @@ void ExchangeMachine::send_shards(CollectiveCall* call) noexcept {
     if (peer != shape.rank) put_error(args_, shards[peer].count, failed_.code(), slot(buffers.outgoing, shards, peer));
   }
   *call = {Collective::all_to_all, buffers.outgoing, buffers.incoming, shards.slot_bytes, DType::u8};
-}
-
-// Looks at a payload that `peer` made. False, and this rank blamed or the peer's failure noted, unless it is good.
-bool ExchangeMachine::inspect(int stage, int peer, size_t count, ConstBytes payload) noexcept {
-  const ExchangeShape& shape = args_.shape;
-  const char* codec = codec_info(shape.candidate.codec.id).name;
-  PayloadInfo info{};
-  Status status = check_payload(shape.candidate.codec, shape.dtype, count, payload, &info);
-  Message why, text;
-  if (status.code() == StatusCode::bad_payload) {
-    codecs::WireHeader got;
-    std::memcpy(&got, payload.data(), sizeof got);
-    const codecs::WireHeader expected = codecs::make_header(shape.candidate.codec, shape.dtype, count, args_.seed.step);
-    if (describe_mismatch(got, expected, peer, shape.rank, &why)) {
-      status = StatusCode::peer_mismatch;
-    } else {
-      why.format("damaged payload from rank %d: %s", peer,
-                 payload_fault_name(static_cast<PayloadFault>(status.detail())));
-    }
-  } else if (info.step != args_.seed.step && (status.ok() || status.code() == StatusCode::peer_failed)) {
-    why.format("step: rank %d is at step %u, rank %d at step %u", peer, info.step, shape.rank, args_.seed.step);
-    status = StatusCode::peer_mismatch;
-  } else if (status.code() == StatusCode::peer_failed) {
-    why.format("rank %d failed: %s", peer, Status(info.code).message());
-    // What a peer found to differ between ranks differs for this one too.
-    if (info.code == StatusCode::peer_mismatch) status = StatusCode::peer_mismatch;
-  } else if (!status.ok()) {
-    why.format("payload from rank %d: %s", peer, status.message());
-  }
-  if (status.ok()) return true;
-  text.format("%s over two_shot, stage %d: %s", codec, stage, why.text);
-  blame(status, text.text);
-  return false;
 }
 
 void ExchangeMachine::send_sum(CollectiveCall* call) noexcept {

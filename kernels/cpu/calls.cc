@@ -185,6 +185,51 @@ Status decode(const Loops& loops, const CodecSpec& spec, const DecodeArgs& args)
   return {};
 }
 
+Status decode_sum(const Loops& loops, const CodecSpec& spec, const DecodeSumArgs& args) noexcept {
+  if (!codecs::valid_spec(spec)) return StatusCode::invalid_argument;
+  if (!codec_takes(spec, args.gradient)) return StatusCode::unsupported;
+  const Vec out = args.out;
+  if (!widens_to_f32(args.gradient) || !widens_to_f32(out.dtype)) return StatusCode::unsupported;
+  if (args.payloads.empty() || !readable(out.data, out.count, out.dtype)) return StatusCode::invalid_argument;
+  const size_t out_bytes = out.count * dtype_bytes(out.dtype);
+  const size_t scratch = decode_sum_bytes(spec, args.gradient, out.count, args.payloads.size(), args.executor.width);
+  if (args.workspace.size() < scratch) return {StatusCode::workspace_too_small, static_cast<int64_t>(scratch)};
+  if (scratch > 0 && args.workspace.data() == nullptr) return StatusCode::invalid_argument;
+  if (overlap(args.workspace.data(), scratch, out.data, out_bytes)) return StatusCode::invalid_argument;
+  for (const ConstBytes& payload : args.payloads) {
+    GRADGATE_TRY(check_payload(spec, args.gradient, out.count, payload));
+    if (overlap(payload.data(), payload.size(), out.data, out_bytes) ||
+        overlap(payload.data(), payload.size(), args.workspace.data(), scratch))
+      return StatusCode::invalid_argument;
+  }
+  const SumJob job{out.dtype, args.scale, out_bytes >= kStreamBytes};
+  std::byte* const workspace = aligned_workspace(args.workspace);
+  const size_t tile = tile_elements(spec), element = dtype_bytes(out.dtype);
+  for_each_task(args.executor, Split(out.count, shard_alignment(spec), args.executor.width), out.count,
+                [&](size_t begin, size_t end, size_t index) {
+                  float* const sum = reinterpret_cast<float*>(workspace) + index * tile;
+                  for (size_t at = begin; at < end; at += tile) {
+                    const size_t to = end - at < tile ? end : at + tile;
+                    for (size_t rank = 0; rank < args.payloads.size(); ++rank) {
+                      codecs::Sections<const std::byte> parts;
+                      codecs::bind_payload(spec, args.gradient, out.count, args.payloads[rank].data(), &parts);
+                      DecodeJob term;
+                      term.spec = spec;
+                      term.gradient = args.gradient;
+                      term.first = parts.first;
+                      term.second = parts.second;
+                      term.count = out.count;
+                      term.out = sum;
+                      term.origin = at;
+                      term.add = rank > 0;
+                      loops.decode(term, at, to);
+                    }
+                    loops.store_sum(sum, job, static_cast<std::byte*>(out.data) + at * element, to - at);
+                  }
+                });
+  return {};
+}
+
 Status reduce_encode(const Loops& loops, const CodecSpec& spec, const ReduceArgs& args, EncodeStats* stats) noexcept {
   codecs::Sections<std::byte> sections;
   GRADGATE_TRY(
@@ -267,11 +312,21 @@ size_t workspace_bytes(const CodecSpec& spec, DType gradient, size_t count, unsi
   return Split(count, shard_alignment(spec), width).tasks * task_bytes(spec) + kWorkAlign - 1;
 }
 
+size_t decode_sum_bytes(const CodecSpec& spec, DType gradient, size_t count, size_t ranks, unsigned width) noexcept {
+  if (count == 0 || ranks == 0 || !codec_takes(spec, gradient)) return 0;
+  using namespace kernels::cpu;
+  const size_t tasks = Split(count, shard_alignment(spec), width).tasks;
+  return tasks * tile_elements(spec) * sizeof(float) + kWorkAlign - 1;
+}
+
 Status encode(const CodecSpec& spec, const EncodeArgs& args, EncodeStats* stats) noexcept {
   return kernels::cpu::encode(best_loops(), spec, args, stats);
 }
 Status decode(const CodecSpec& spec, const DecodeArgs& args) noexcept {
   return kernels::cpu::decode(best_loops(), spec, args);
+}
+Status decode_sum(const CodecSpec& spec, const DecodeSumArgs& args) noexcept {
+  return kernels::cpu::decode_sum(best_loops(), spec, args);
 }
 Status reduce_encode(const CodecSpec& spec, const ReduceArgs& args, EncodeStats* stats) noexcept {
   return kernels::cpu::reduce_encode(best_loops(), spec, args, stats);

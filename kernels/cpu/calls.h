@@ -9,6 +9,7 @@ namespace gradgate::kernels::cpu {
 
 Status encode(const Loops& loops, const CodecSpec& spec, const EncodeArgs& args, EncodeStats* stats) noexcept;
 Status decode(const Loops& loops, const CodecSpec& spec, const DecodeArgs& args) noexcept;
+Status decode_sum(const Loops& loops, const CodecSpec& spec, const DecodeSumArgs& args) noexcept;
 Status reduce_encode(const Loops& loops, const CodecSpec& spec, const ReduceArgs& args, EncodeStats* stats) noexcept;
 Status fold_residual(const Loops& loops, Vec gradient, float* residual, Executor executor) noexcept;
 

@@ -48,6 +48,13 @@ struct FoldJob {
   DType dtype = DType::f32;
 };
 
+/// What becomes of a sum over ranks.
+struct SumJob {
+  DType dtype = DType::f32;  ///< of out
+  float scale = 1.0f;
+  bool stream = false;  ///< out is larger than the caches
+};
+
 struct Loops {
   const char* name;
   /// Elements begin … end-1, begin a multiple of the codec's unit, end too or the end of the vector. `scratch` has
@@ -55,6 +62,8 @@ struct Loops {
   uint64_t (*encode)(const EncodeJob& job, size_t begin, size_t end, std::byte* scratch) noexcept;
   void (*decode)(const DecodeJob& job, size_t begin, size_t end) noexcept;
   void (*fold)(const FoldJob& job, size_t begin, size_t end) noexcept;
+  /// out[i] becomes sum[i] · scale in its dtype, i < count.
+  void (*store_sum)(const float* sum, const SumJob& job, void* out, size_t count) noexcept;
   // What codec times are compared with (floors.h).
   uint64_t (*read_sum)(const std::byte* data, size_t bytes) noexcept;
   void (*copy)(std::byte* dst, const std::byte* src, size_t bytes, bool stream) noexcept;

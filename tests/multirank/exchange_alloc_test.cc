@@ -16,14 +16,14 @@ namespace {
 using namespace test;
 
 TEST(Exchange, AllocatesNothing) {
-  for (const char* text : {"none", "bf16", "int8:ef", "chunk-topk:8/1024"}) {
+  for (const char* text : {"none", "bf16", "int8:ef", "chunk-topk:8/1024", "chunk-topk:8/1024@all_gather"}) {
     std::atomic<int> failures{0};
     run_ranks(3, [&](Communicator& inner) {
       // The virtual clock exchanges more than the bare communicator does, and moves no data differently.
       std::unique_ptr<Communicator> shaped;
       ASSERT_TRUE(make_shaped(inner, {1e-6, 1e9}, ClockKind::virtual_time, &shaped).ok());
       Communicator& comm = *shaped;
-      const Candidate candidate = default_candidate(spec_of(text));
+      const Candidate candidate = candidate_of(text);
       std::vector<float> g = generate(Gen::gaussian, 20000, static_cast<uint64_t>(comm.rank())), e(g.size());
       ExchangeArgs args;
       args.shape = {candidate, g.size(), DType::f32, comm.rank(), 3, 1};

@@ -134,8 +134,8 @@ class NoNetwork : public Communicator {
 
 TEST(OneRank, OutputIsInputAndNothingIsSent) {
   NoNetwork comm;
-  for (const char* text : {"none", "int8", "chunk-topk:1/32"}) {
-    const Candidate candidate = default_candidate(spec_of(text));
+  for (const char* text : {"none", "int8", "chunk-topk:1/32", "int8@all_gather"}) {
+    const Candidate candidate = candidate_of(text);
     Ranks ranks(1, 3, DType::f32);
     ranks.gradients[0] = Gradient::of({1.1f, -2.2f, 3.3f}, DType::f32);
     for (uint32_t step = 0; step < 3; ++step) {
@@ -168,9 +168,9 @@ TEST(NoElements, NothingIsSentByAnyExchange) {
   NoNetwork comm;
   comm.size_ = 4;
   comm.rank_ = 2;
-  for (const char* text : {"none", "bf16", "int8", "chunk-topk:8/1024"}) {
+  for (const char* text : {"none", "bf16", "int8", "chunk-topk:8/1024", "int8@all_gather"}) {
     ExchangeArgs args;
-    args.shape = {default_candidate(spec_of(text)), 0, DType::f32, 2, 4, 1};
+    args.shape = {candidate_of(text), 0, DType::f32, 2, 4, 1};
     EXPECT_EQ(exchange_workspace_bytes(args.shape), 0u);
     EXPECT_TRUE(run_exchange(comm, args, 1, {1e9, 1e9}, nullptr, nullptr).ok()) << text;
   }

@@ -36,7 +36,7 @@ std::vector<Report> drive(int size, const char* text, const Fault& fault, size_t
   run_ranks(size, [&](Communicator& comm) {
     const bool faulty = comm.rank() == fault.rank;
     Report& report = reports[static_cast<size_t>(comm.rank())];
-    ExchangeArgs args = ranks.args(comm.rank(), default_candidate(spec_of(text)), Feedback::none, 11);
+    ExchangeArgs args = ranks.args(comm.rank(), candidate_of(text), Feedback::none, 11);
     if (faulty && fault.args) fault.args(args);
     std::vector<std::byte> workspace(exchange_workspace_bytes(args.shape));
     args.workspace = workspace;
@@ -130,6 +130,56 @@ TEST_P(EveryCodec, DamageOnTheWayFailsAllRanks) {
         EXPECT_THAT(reports[r].text, HasSubstr("rank 1 failed: bad payload"));
       }
     }
+  }
+}
+
+// ---- all_gather: one collective, which carries everybody's error ----
+
+class Gathered : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Failure, Gathered,
+                         testing::Values("bf16@all_gather", "int8@all_gather", "chunk-topk:8/1024@all_gather"),
+                         codec_name);
+
+TEST_P(Gathered, AFailingRankIsReportedByAll) {
+  for (const int size : {2, 3, 5}) {
+    const std::vector<Report> reports = drive(size, GetParam(), {.rank = size - 1, .fail_after = 0});
+    for (int r = 0; r < size; ++r) {
+      const Report& report = reports[static_cast<size_t>(r)];
+      EXPECT_EQ(report.collectives, 1) << "rank " << r;
+      EXPECT_FALSE(report.gradient_changed) << "rank " << r;
+      if (r + 1 == size) {
+        EXPECT_EQ(report.status.code(), StatusCode::out_of_memory) << "the rank itself knows better";
+        continue;
+      }
+      EXPECT_EQ(report.status.code(), StatusCode::peer_failed) << "rank " << r;
+      EXPECT_THAT(report.text, AllOf(HasSubstr("over all_gather: rank " + std::to_string(size - 1) + " failed"),
+                                     HasSubstr("out of memory")));
+    }
+  }
+}
+
+TEST_P(Gathered, ARankThatIsAStepBehindIsAMismatchOnAll) {
+  const std::vector<Report> reports =
+      drive(3, GetParam(), {.rank = 1, .args = [](ExchangeArgs& args) { args.seed.step = 10; }});
+  for (const Report& report : reports) {
+    EXPECT_EQ(report.status.code(), StatusCode::peer_mismatch);
+    EXPECT_THAT(report.text, AllOf(HasSubstr("step: rank "), HasSubstr("step 10"), HasSubstr("step 11")));
+    EXPECT_FALSE(report.gradient_changed);
+  }
+}
+
+TEST_P(Gathered, DamageIsFoundByItsReceiver) {
+  for (size_t at = 0; at < 32; ++at) {
+    if (at >= 24 && at < 28) continue;
+    Fault fault;
+    fault.rank = 1;
+    fault.received = [&](int, const CollectiveCall& call) {
+      static_cast<std::byte*>(call.recv)[2 * call.count + at] ^= std::byte{0x04};  // in the slot of rank 2
+    };
+    const std::vector<Report> reports = drive(3, GetParam(), fault);
+    EXPECT_EQ(reports[1].status.code(), StatusCode::bad_payload) << "byte " << at;
+    EXPECT_THAT(reports[1].text, HasSubstr("over all_gather: damaged payload from rank 2"));
+    EXPECT_FALSE(reports[1].gradient_changed);
   }
 }
 

@@ -100,4 +100,22 @@ inline void reference_two_shot(Ranks& ranks, const CodecSpec& spec, bool feedbac
   for (Gradient& gradient : ranks.gradients) gradient = result;
 }
 
+inline void reference_all_gather(Ranks& ranks, const CodecSpec& spec, bool feedback, uint32_t step) {
+  const auto size = ranks.gradients.size();
+  std::vector<std::vector<std::byte>> payloads(size);
+  for (size_t r = 0; r < size; ++r) {
+    payloads[r] = reference::encode(spec, ranks.gradients[r].view(), feedback ? ranks.residuals[r].data() : nullptr,
+                                    false, {7, 3, step, static_cast<uint32_t>(r)}, nullptr);
+  }
+  const std::vector<ConstBytes> views(payloads.begin(), payloads.end());
+  Gradient result = ranks.gradients[0];
+  reference::decode_sum(spec, ranks.dtype, views, result.vec(), static_cast<float>(1.0 / static_cast<double>(size)));
+  for (Gradient& gradient : ranks.gradients) gradient = result;
+}
+
+inline void reference_exchange(Ranks& ranks, const Candidate& candidate, bool feedback, uint32_t step) {
+  if (candidate.exchange == Exchange::all_gather) return reference_all_gather(ranks, candidate.codec, feedback, step);
+  reference_two_shot(ranks, candidate.codec, feedback, step);
+}
+
 }  // namespace gradgate::test

@@ -30,7 +30,7 @@ struct Books {
   std::vector<double> worst_residual_after_flush;
 };
 Books keep_books(const Case& param, size_t n, Gen gen, float unit) {
-  const CodecSpec spec = spec_of(param.spec);
+  const Candidate candidate = candidate_of(param.spec);
   Ranks ranks(param.ranks, n, DType::f32);
   Random random(static_cast<uint64_t>(param.ranks) * 77 + n);
   Books books{std::vector<double>(n), std::vector<double>(n), 0, {}};
@@ -50,7 +50,7 @@ Books keep_books(const Case& param, size_t n, Gen gen, float unit) {
     for (const double s : sum) books.largest = std::max(books.largest, std::fabs(s));
     const uint32_t kind = step + 1 == kSteps ? 9 : random.below(8);
     if (kind < 6) {
-      expect_all_ok(exchange(ranks, {spec, Exchange::two_shot}, Feedback::apply, step));
+      expect_all_ok(exchange(ranks, candidate, Feedback::apply, step));
     } else if (kind == 6) {  // a probe window: plain g, e untouched
       const auto before = ranks.residuals;
       expect_all_ok(exchange(ranks, dense_candidate(), Feedback::none, step));
@@ -79,7 +79,9 @@ INSTANTIATE_TEST_SUITE_P(Law, LawExact,
                          testing::Values(Case{"chunk-topk:8/1024", 1}, Case{"chunk-topk:8/1024", 2},
                                          Case{"chunk-topk:8/1024", 4}, Case{"chunk-topk:8/1024", 8},
                                          Case{"chunk-topk:1/32", 2}, Case{"chunk-topk:1/32", 4},
-                                         Case{"chunk-topk:1/32", 8}),
+                                         Case{"chunk-topk:1/32", 8}, Case{"chunk-topk:8/1024@all_gather", 2},
+                                         Case{"chunk-topk:8/1024@all_gather", 4},
+                                         Case{"chunk-topk:1/32@all_gather", 8}),
                          case_name);
 
 // Whole numbers and a power of two of ranks: no operation rounds, so the books balance to the last bit.
@@ -96,7 +98,10 @@ class LawRounded : public testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(Law, LawRounded,
                          testing::Values(Case{"bf16:ef", 2}, Case{"bf16:ef", 3}, Case{"int8:ef", 3}, Case{"int8:ef", 4},
                                          Case{"int8:ef", 8}, Case{"chunk-topk:8/1024", 3}, Case{"chunk-topk:8/1024", 5},
-                                         Case{"chunk-topk:1/32:bf16", 3}, Case{"chunk-topk:8/1024:bf16", 8}),
+                                         Case{"chunk-topk:1/32:bf16", 3}, Case{"chunk-topk:8/1024:bf16", 8},
+                                         Case{"bf16:ef@all_gather", 3}, Case{"int8:ef@all_gather", 5},
+                                         Case{"chunk-topk:8/1024@all_gather", 3},
+                                         Case{"chunk-topk:8/1024:bf16@all_gather", 8}),
                          case_name);
 
 TEST_P(LawRounded, HoldsWithinItsRoundings) {

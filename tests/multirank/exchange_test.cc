@@ -21,8 +21,6 @@ using namespace test;
 constexpr int kRanks[] = {2, 3, 4, 5, 8};  // one rank encodes nothing: exchange_dense_test.cc
 constexpr size_t kCounts[] = {0, 1, 2, 73, 255, 256, 257, 1000, 100003};
 
-Candidate two_shot(const char* text) { return {spec_of(text), Exchange::two_shot}; }
-
 void expect_identical(const Ranks& got, const Ranks& expected, const std::string& what) {
   SCOPED_TRACE(what);
   for (size_t r = 0; r < got.gradients.size(); ++r) {
@@ -42,14 +40,21 @@ std::string case_name(const testing::TestParamInfo<Case>& info) {
   return test_name(std::string(info.param.spec) + "_" + dtype_name(info.param.dtype));
 }
 
-class TwoShot : public testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(Exchange, TwoShot,
-                         testing::Values(Case{"none", DType::f32}, Case{"none", DType::bf16}, Case{"none", DType::f16},
+class Coded : public testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(Exchange, Coded,
+                         testing::Values(Case{"none@two_shot", DType::f32}, Case{"none@two_shot", DType::bf16},
+                                         Case{"none@two_shot", DType::f16}, Case{"int8", DType::f16},
+                                         Case{"chunk-topk:8/1024", DType::f16}, Case{"int8@all_gather", DType::f16},
                                          Case{"bf16", DType::f32}, Case{"int8", DType::f32}, Case{"int8", DType::bf16},
-                                         Case{"int8", DType::f16}, Case{"chunk-topk:8/1024", DType::f32},
+                                         Case{"chunk-topk:8/1024", DType::f32},
                                          Case{"chunk-topk:8/1024:bf16", DType::f32},
-                                         Case{"chunk-topk:8/1024", DType::bf16}, Case{"chunk-topk:8/1024", DType::f16},
-                                         Case{"chunk-topk:1/32", DType::f32}, Case{"chunk-topk:1/32", DType::bf16}),
+                                         Case{"chunk-topk:8/1024", DType::bf16}, Case{"chunk-topk:1/32", DType::f32},
+                                         Case{"chunk-topk:1/32", DType::bf16}, Case{"none@all_gather", DType::f32},
+                                         Case{"bf16@all_gather", DType::f32}, Case{"int8@all_gather", DType::f32},
+                                         Case{"int8@all_gather", DType::bf16},
+                                         Case{"chunk-topk:8/1024@all_gather", DType::f32},
+                                         Case{"chunk-topk:8/1024:bf16@all_gather", DType::bf16},
+                                         Case{"chunk-topk:1/32@all_gather", DType::f32}),
                          case_name);
 
 // Sanitizers slow the reference code down tenfold and more; one step of the longest vector is enough for them.
@@ -60,9 +65,9 @@ constexpr uint32_t kStepsOfLong = 3;
 #endif
 
 // Three steps each, so that the residuals of one step enter the next.
-TEST_P(TwoShot, EqualsSequentialReferenceOnAllRanks) {
+TEST_P(Coded, EqualsSequentialReferenceOnAllRanks) {
   const auto [text, dtype] = GetParam();
-  const Candidate candidate = two_shot(text);
+  const Candidate candidate = candidate_of(text);
   for (const int size : kRanks) {
     for (const size_t n : kCounts) {
       for (const bool feedback : {false, true}) {
@@ -74,7 +79,7 @@ TEST_P(TwoShot, EqualsSequentialReferenceOnAllRanks) {
             got.gradients[r] = expected.gradients[r] = Gradient::of(gen, n, 100 * step + r, dtype);
           }
           expect_all_ok(exchange(got, candidate, feedback ? Feedback::apply : Feedback::none, step));
-          reference_two_shot(expected, candidate.codec, feedback, step);
+          reference_exchange(expected, candidate, feedback, step);
           expect_identical(got, expected,
                            std::to_string(size) + " ranks, n " + std::to_string(n) + (feedback ? ", feedback" : "") +
                                ", step " + std::to_string(step));
@@ -86,9 +91,9 @@ TEST_P(TwoShot, EqualsSequentialReferenceOnAllRanks) {
 }
 
 // Inf and NaN of one rank reach every rank, and where they do the residual is kept.
-TEST_P(TwoShot, NonFiniteValuesAreTheSameEverywhere) {
+TEST_P(Coded, NonFiniteValuesAreTheSameEverywhere) {
   const auto [text, dtype] = GetParam();
-  const Candidate candidate = two_shot(text);
+  const Candidate candidate = candidate_of(text);
   const bool feedback = takes_feedback(candidate.codec);
   Ranks got(3, 5000, dtype), expected(3, 5000, dtype);
   for (size_t r = 0; r < 3; ++r) {
@@ -97,13 +102,13 @@ TEST_P(TwoShot, NonFiniteValuesAreTheSameEverywhere) {
       got.residuals[r][i] = expected.residuals[r][i] = static_cast<float>(i % 7) * 0.001f;
   }
   expect_all_ok(exchange(got, candidate, feedback ? Feedback::apply : Feedback::none, 9));
-  reference_two_shot(expected, candidate.codec, feedback, 9);
+  reference_exchange(expected, candidate, feedback, 9);
   expect_identical(got, expected, text);
 }
 
-TEST_P(TwoShot, ExecutorThreadsChangeNothing) {
+TEST_P(Coded, ExecutorThreadsChangeNothing) {
   const auto [text, dtype] = GetParam();
-  const Candidate candidate = two_shot(text);
+  const Candidate candidate = candidate_of(text);
   const Feedback feedback = takes_feedback(candidate.codec) ? Feedback::apply : Feedback::none;
   Ranks inline_ranks(2, 70001, dtype), threaded(2, 70001, dtype);
   for (size_t r = 0; r < 2; ++r)
@@ -116,14 +121,15 @@ TEST_P(TwoShot, ExecutorThreadsChangeNothing) {
   expect_identical(threaded, inline_ranks, text);
 }
 
-TEST_P(TwoShot, WorkspaceIsExactAndChecked) {
+TEST_P(Coded, WorkspaceIsExactAndChecked) {
   const auto [text, dtype] = GetParam();
   Ranks ranks(1, 1000, dtype);
   ranks.gradients[0] = Gradient::of(Gen::gaussian, 1000, 1, dtype);
-  ExchangeArgs args = ranks.args(0, two_shot(text), Feedback::none, 0);
+  ExchangeArgs args = ranks.args(0, candidate_of(text), Feedback::none, 0);
   args.shape.ranks = 4;
   const size_t needed = exchange_workspace_bytes(args.shape);
-  ASSERT_GT(needed, 2 * exchange_wire_bytes(args.shape));
+  ASSERT_GT(needed, args.shape.candidate.exchange == Exchange::two_shot ? 2 * exchange_wire_bytes(args.shape)
+                                                                        : 4 * exchange_wire_bytes(args.shape));
   std::vector<std::byte> workspace(needed);
   args.workspace = Bytes(workspace).first(needed - 1);
   ExchangeMachine machine;
@@ -137,11 +143,11 @@ TEST_P(TwoShot, WorkspaceIsExactAndChecked) {
 
 // The other slots of a rank are payloads of shards; its own is unused and zero, and so is what a short shard leaves of
 // its slot.
-TEST_P(TwoShot, UnusedBytesOfSlotsAreZero) {
+TEST_P(Coded, UnusedBytesOfSlotsAreZero) {
   const auto [text, dtype] = GetParam();
   Ranks ranks(1, 300, dtype);
   ranks.gradients[0] = Gradient::of(Gen::gaussian, 300, 1, dtype);
-  ExchangeArgs args = ranks.args(0, two_shot(text), Feedback::none, 5);
+  ExchangeArgs args = ranks.args(0, candidate_of(text), Feedback::none, 5);
   args.shape.ranks = 3;
   std::vector<std::byte> workspace(exchange_workspace_bytes(args.shape), std::byte{0xa5});
   args.workspace = workspace;
@@ -149,6 +155,14 @@ TEST_P(TwoShot, UnusedBytesOfSlotsAreZero) {
   CollectiveCall call;
   ASSERT_TRUE(machine.begin(args).ok());
   ASSERT_TRUE(machine.next(&call).ok());
+  if (args.shape.candidate.exchange == Exchange::all_gather) {  // one payload of the whole vector, and no other bytes
+    ASSERT_EQ(call.kind, Collective::all_gather);
+    ASSERT_EQ(call.count, payload_bytes(args.shape.candidate.codec, dtype, 300));
+    EXPECT_EQ(call.send, call.recv) << "rank 0 sends from its own block";
+    const ConstBytes payload{static_cast<const std::byte*>(call.send), call.count};
+    EXPECT_TRUE(check_payload(args.shape.candidate.codec, dtype, 300, payload).ok());
+    return;
+  }
   ASSERT_EQ(call.kind, Collective::all_to_all);
   const size_t unit = std::max<size_t>(256, args.shape.candidate.codec.param1);
   const size_t slot = payload_bytes(args.shape.candidate.codec, dtype, unit);
@@ -171,7 +185,7 @@ TEST(Exchange, AMillionAndThreeElements) {
     Ranks got(size, 1000003, DType::f32), expected(size, 1000003, DType::f32);
     for (size_t r = 0; r < got.gradients.size(); ++r)
       got.gradients[r] = expected.gradients[r] = Gradient::of(Gen::gaussian, 1000003, r, DType::f32);
-    expect_all_ok(exchange(got, two_shot("int8:ef"), Feedback::apply, 1));
+    expect_all_ok(exchange(got, candidate_of("int8:ef"), Feedback::apply, 1));
     reference_two_shot(expected, spec_of("int8:ef"), true, 1);
     expect_identical(got, expected, std::to_string(size));
   }
@@ -221,8 +235,39 @@ TEST(Sizes, WireBytesAreWhatTravels) {
   EXPECT_EQ(wire("int8", 1000, 4, DType::f16), wire("int8", 1000, 4));
   EXPECT_EQ(wire("int8", 1000, 4, DType::f64), 0u);
   EXPECT_EQ(wire("int8", SIZE_MAX, 1000), 0u);
+  EXPECT_EQ(exchange_wire_bytes({candidate_of("int8@all_gather"), 4096, DType::f32, 0, 4, 1}), 32u + 64 + 4096);
+  EXPECT_EQ(exchange_wire_bytes({candidate_of("int8@all_gather"), SIZE_MAX / 2, DType::f32, 0, 4, 1}), 0u);
   EXPECT_EQ(default_candidate(spec_of("none")), dense_candidate());
   EXPECT_EQ(default_candidate(spec_of("int8:ef")).exchange, Exchange::two_shot);
+}
+
+TEST(CandidateText, ComesBackAndIsRefusedByName) {
+  for (const char* text : {"none", "bf16", "int8:ef", "chunk-topk:8/1024", "chunk-topk:8/1024@all_gather",
+                           "chunk-topk:8/1024:bf16:noef@all_gather", "none@two_shot", "int8@all_gather"}) {
+    EXPECT_STREQ(format_candidate(candidate_of(text)).text, text);
+  }
+  EXPECT_STREQ(format_candidate(candidate_of("int8@two_shot")).text, "int8") << "the default needs no name";
+  EXPECT_EQ(candidate_of("chunk-topk:8/1024@all_gather").exchange, Exchange::all_gather);
+  const struct {
+    const char *text, *says;
+  } cases[] = {
+      {"int9@all_gather", "'int9'"},
+      {"int8@", "exchange '' is not known or cannot carry it; accepted: two_shot, all_gather"},
+      {"int8@allgather", "'allgather'"},
+      {"int8@all_reduce", "int8: exchange 'all_reduce' is not known or cannot carry it"},
+      {"int8@two_shot@all_gather", "'two_shot@all_gather'"},
+      {"int8@all_gather:ef", "'all_gather:ef'"},
+      {"@all_gather", "''"},
+  };
+  for (const auto& c : cases) {
+    Candidate candidate = candidate_of("bf16:ef");
+    Message why;
+    EXPECT_EQ(parse_candidate(c.text, &candidate, &why), StatusCode::invalid_argument) << c.text;
+    EXPECT_THAT(why.text, testing::HasSubstr(c.says)) << c.text;
+    EXPECT_EQ(candidate, candidate_of("bf16:ef")) << c.text << " changed the candidate";
+    EXPECT_EQ(parse_candidate(c.text, &candidate, nullptr), StatusCode::invalid_argument);
+  }
+  EXPECT_EQ(parse_candidate("int8", nullptr, nullptr), StatusCode::invalid_argument);
 }
 
 TEST(Machine, ChecksItsArguments) {
@@ -246,8 +291,8 @@ TEST(Machine, ChecksItsArguments) {
   args = base("int8");
   args.shape.candidate.exchange = Exchange::all_reduce;
   refused(args, StatusCode::unsupported, "int8 does not travel by all_reduce with f32 gradients");
-  args.shape.candidate.exchange = Exchange::all_gather;
-  refused(args, StatusCode::unsupported, "all_gather is not offered");
+  args.shape.candidate.exchange = Exchange::hierarchical;
+  refused(args, StatusCode::unsupported, "hierarchical is not offered");
   args = base("bf16");
   args.shape.dtype = args.gradient.dtype = DType::bf16;
   refused(args, StatusCode::unsupported, "bf16 does not travel by two_shot with bf16 gradients");

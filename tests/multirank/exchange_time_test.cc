@@ -85,10 +85,11 @@ TEST(Times, OnARealClockAddUp) {
 
 TEST(Shadow, ChangesNothingAndNeedsItsScratch) {
   const auto group = make_group(3);  // the clock; no collective is called
-  for (const char* text : {"bf16", "int8:ef", "chunk-topk:8/1024", "chunk-topk:1/32"}) {
+  for (const char* text : {"bf16", "int8:ef", "chunk-topk:8/1024", "chunk-topk:1/32", "int8:ef@all_gather",
+                           "chunk-topk:8/1024@all_gather"}) {
     for (const size_t n : {1, 73, 1000, 5003}) {
       for (int rank = 0; rank < 3; ++rank) {
-        const Candidate candidate = default_candidate(spec_of(text));
+        const Candidate candidate = candidate_of(text);
         Gradient gradient = Gradient::of(Gen::gaussian, n, 5, DType::f32);
         const Gradient gradient_before = gradient;
         std::vector<float> residual = generate(Gen::heavy_tail, n, 6);

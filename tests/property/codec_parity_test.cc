@@ -168,6 +168,41 @@ void check_reduce(const Case& c, const Loops& loops, unsigned width, size_t rank
   EXPECT_TRUE(payload.intact() && workspace.intact() && residual.intact());
 }
 
+void check_sum(const Case& c, const Loops& loops, unsigned width, size_t ranks) {
+  std::vector<std::unique_ptr<Guarded>> storage;
+  std::vector<ConstBytes> payloads;
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    const Gradient g = Gradient::of(rank % 2 == 0 ? c.gen : Gen::gaussian, c.n, 100 + rank, c.dtype);
+    storage.push_back(
+        std::make_unique<Guarded>(Guarded::copy_of(reference::encode(c.spec, g.view(), nullptr, false, {}, nullptr))));
+    payloads.push_back({storage.back()->data(), storage.back()->size()});
+  }
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    for (const float scale : {1.0f, 1.0f / 3}) {
+      Gradient expected = Gradient::of(Gen::gaussian, c.n, 5, dtype);
+      Guarded out(expected.bytes(), c.n % 3 == 0 ? 0 : dtype_bytes(dtype));
+      reference::decode_sum(c.spec, c.dtype, payloads, expected.vec(), scale);
+      Guarded workspace(decode_sum_bytes(c.spec, c.dtype, c.n, ranks, width), 5);
+      DecodeSumArgs args;
+      args.payloads = payloads;
+      args.gradient = c.dtype;
+      args.out = {out.data(), c.n, dtype};
+      args.scale = scale;
+      args.workspace = {workspace.data(), workspace.size()};
+      args.executor = threads(width);
+      const uint64_t allocated = allocations();
+      const Status status = decode_sum(loops, c.spec, args);
+      if (width == 1) {
+        EXPECT_EQ(allocations(), allocated);
+      }
+      ASSERT_TRUE(status.ok()) << status.message();
+      EXPECT_TRUE(bytes_equal(expected.data(), out.data(), out.size(), dtype_bytes(dtype)))
+          << "sum of " << ranks << " to " << dtype_name(dtype) << " scale " << scale;
+      EXPECT_TRUE(out.intact() && workspace.intact());
+    }
+  }
+}
+
 void run(const Case& c) {
   SCOPED_TRACE(describe(c));
   const Gradient g = Gradient::of(c.gen, c.n, 11, c.dtype);
@@ -188,6 +223,10 @@ void run(const Case& c) {
       for (const Decoded& d : decodes) check_decode(c, *loops, width, expected.payload, d);
     }
     if (c.flush || c.n > 500000) continue;
+    if (!c.feedback && c.n > 2000) check_sum(c, *loops, large ? 2 : 1, 3);
+    if (!c.feedback && c.n <= 2000) {
+      for (const size_t ranks : {1, 2, 4}) check_sum(c, *loops, 1, ranks);
+    }
     if (c.n > 2000) {
       check_reduce(c, *loops, large ? 2 : 1, 3, 1);
     } else {

@@ -74,6 +74,8 @@ TEST(SessionErrors, RefusesBadOptionsNamingTheField) {
     refused([](SessionOptions& o) { o.mode = Mode::on; }, "mode on needs a codec");
     static const std::vector<CodecSpec> many(12, codec("int8"));
     refused([](SessionOptions& o) { o.codecs = many; }, "codecs");
+    static const Candidate impossible{codec("int8"), Exchange::all_reduce};
+    refused([](SessionOptions& o) { o.candidates = {&impossible, 1}; }, "int8 does not travel by all_reduce");
   });
 }
 

@@ -52,7 +52,11 @@ void law_run(const char* spec, Mode mode, int ranks, uint64_t seed, double toler
   const LinkSpec slow{1e-6, 1e6};  // so slow that even these tiny buckets are worth compressing
   on_ranks(ranks, &slow, [&](int r, Communicator& comm) {
     Ledger& ledger = ledgers[static_cast<size_t>(r)];
-    const auto session = make_session(comm, mode, {codec(spec)});
+    Candidate candidate;
+    ASSERT_TRUE(parse_candidate(spec, &candidate, nullptr).ok());
+    const auto session = make_session(comm, mode, {}, [&](SessionOptions& options) {
+      options.candidates = {&candidate, 1};
+    });
     std::mt19937_64 random(seed);  // equal on all ranks: every rank makes the same calls
     std::vector<std::vector<size_t>> groups = {{0, 1, 2, 3, 4}};
     auto slices = model.slices(groups);
@@ -124,6 +128,8 @@ TEST(ConservationLaw, HoldsExactlyForTopkOnIntegersThroughGateFlushAndRegrouping
     law_run("chunk-topk:8/1024", Mode::automatic, 2, seed, 0);
     law_run("chunk-topk:8/1024", Mode::automatic, 4, seed, 0);
     law_run("chunk-topk:3/32", Mode::on, 4, seed, 0);
+    law_run("chunk-topk:8/1024@all_gather", Mode::automatic, 2, seed, 0);
+    law_run("chunk-topk:3/32@all_gather", Mode::on, 4, seed, 0);
   }
 }
 

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "gradgate/codec.h"
+#include "gradgate/exchange.h"
 
 namespace gradgate::test {
 
@@ -27,6 +27,13 @@ inline CodecSpec spec_of(const char* text) {
   Message why;
   if (!parse_codec(text, &spec, &why).ok()) throw std::string(why.text);
   return spec;
+}
+
+inline Candidate candidate_of(const char* text) {
+  Candidate candidate;
+  Message why;
+  if (!parse_candidate(text, &candidate, &why).ok()) throw std::string(why.text);
+  return candidate;
 }
 
 inline bool takes_feedback(const CodecSpec& spec) { return spec.id != CodecId::none; }

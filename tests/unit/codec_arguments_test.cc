@@ -209,6 +209,38 @@ TEST(ReduceArguments, AreChecked) {
   EXPECT_TRUE(payload.untouched());
 }
 
+TEST(DecodeSumArguments, AreChecked) {
+  const CodecSpec spec = spec_of("int8");
+  const std::vector<float> g = generate(Gen::gaussian, 300, 1);
+  Payload a = encode("int8", g), b = encode("int8", g);
+  Guarded out(300 * 4);
+  std::vector<std::byte> workspace(decode_sum_bytes(spec, DType::f32, 300, 2));
+  ASSERT_FALSE(workspace.empty());
+  const ConstBytes payloads[] = {a.view(), b.view()};
+  DecodeSumArgs args;
+  args.out = {out.data(), 300, DType::f32};
+  args.workspace = workspace;
+  EXPECT_EQ(decode_sum(spec, args), StatusCode::invalid_argument) << "no payloads";
+  args.payloads = payloads;
+  args.workspace = args.workspace.first(workspace.size() - 1);
+  EXPECT_TRUE(decode_sum(spec, args) ==
+              Status(StatusCode::workspace_too_small, static_cast<int64_t>(workspace.size())));
+  args.workspace = workspace;
+  args.out.dtype = DType::f64;
+  EXPECT_EQ(decode_sum(spec, args), StatusCode::unsupported);
+  args.out = {nullptr, 300, DType::f32};
+  EXPECT_EQ(decode_sum(spec, args), StatusCode::invalid_argument);
+  args.out = {out.data(), 299, DType::f32};
+  EXPECT_EQ(decode_sum(spec, args).code(), StatusCode::bad_payload);
+  args.out = {out.data(), 300, DType::f32};
+  b.put<uint8_t>(16, 3);  // the second payload is damaged: the first is not written either
+  EXPECT_TRUE(decode_sum(spec, args) == Status(StatusCode::bad_payload, static_cast<int64_t>(PayloadFault::parameter)));
+  EXPECT_TRUE(out.untouched());
+  CodecSpec bad = spec;
+  bad.param0 = 1;
+  EXPECT_EQ(decode_sum(bad, args), StatusCode::invalid_argument);
+}
+
 TEST(FoldArguments, AreChecked) {
   Guarded g(64), e(64);
   EXPECT_EQ(fold_residual({g.data(), 4, DType::f64}, e.as<float>(), {}), StatusCode::unsupported);

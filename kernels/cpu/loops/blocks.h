@@ -221,6 +221,28 @@ void copy_none(const DecodeJob& job, size_t begin, size_t end) {
   copy_bytes(to, from, (end - begin) * width, job.stream);
 }
 
+// A sum over ranks on its way out: scaled, rounded, around the caches where it is long.
+template <class O>
+void scale_sum(const float* sum, const SumJob& job, O* out, size_t count) {
+  constexpr size_t kStep = 1024 / sizeof(O);
+  const float scale = job.scale;
+  const auto few = [&](size_t n) {
+    for (size_t i = 0; i < n; ++i) narrow(exact::mul(sum[i], scale), out + i);
+    sum += n, out += n, count -= n;
+  };
+  if (job.stream) {
+    few(least(to_line(out) / sizeof(O), count));
+    while (count >= kStep) {
+      alignas(64) O line[kStep];
+      for (size_t i = 0; i < kStep; ++i) narrow(exact::mul(sum[i], scale), line + i);
+      stream_copy(out, line, 1024);
+      sum += kStep, out += kStep, count -= kStep;
+    }
+  }
+  few(count);
+  if (job.stream) stream_end();
+}
+
 // fold_residual: a dense cast that sends everything.
 template <class G>
 void fold_groups(const FoldJob& job, size_t begin, size_t end) {

@@ -119,9 +119,20 @@ void fold_any(const FoldJob& job, size_t begin, size_t end) noexcept {
   }
 }
 
+void store_sum_any(const float* sum, const SumJob& job, void* out, size_t count) noexcept {
+  switch (job.dtype) {
+    case DType::f32:
+      return scale_sum(sum, job, static_cast<float*>(out), count);
+    case DType::bf16:
+      return scale_sum(sum, job, static_cast<uint16_t*>(out), count);
+    default:
+      return scale_sum(sum, job, static_cast<F16*>(out), count);
+  }
+}
+
 }  // namespace
 
-const Loops GRADGATE_LOOPS_TABLE = {GRADGATE_LOOPS_NAME, encode_any, decode_any, fold_any,
-                                    read_sum_bytes,      copy_bytes, axpy_floats};
+const Loops GRADGATE_LOOPS_TABLE = {GRADGATE_LOOPS_NAME, encode_any,     decode_any, fold_any,
+                                    store_sum_any,       read_sum_bytes, copy_bytes, axpy_floats};
 
 }  // namespace gradgate::kernels::cpu
