@@ -18,6 +18,9 @@ using Stream = void*;
 /// (optional) then says which, and where the library was looked for.
 GRADGATE_API Status available(Message* why = nullptr) noexcept;
 
+/// Whether the codec has kernels and takes gradients of this dtype; the table of docs/cuda.md. False without a device.
+GRADGATE_API bool takes(const CodecSpec& spec, DType gradient) noexcept;
+
 /// Scratch bytes for any call below on `count` elements of the current device. Any alignment. 0 where the codec does
 /// not take the dtype, or no device is available.
 GRADGATE_API size_t workspace_bytes(const CodecSpec& spec, DType gradient, size_t count) noexcept;

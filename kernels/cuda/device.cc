@@ -93,6 +93,10 @@ std::byte* aligned_workspace(Bytes workspace) noexcept {
   return reinterpret_cast<std::byte*>((at + kWorkAlign - 1) / kWorkAlign * kWorkAlign);
 }
 
+bool takes_with(const Plugin& plugin, const CodecSpec& spec, DType gradient) noexcept {
+  return codec_takes(spec, gradient) && plugin.has_kernels(spec);
+}
+
 size_t workspace_with(const Plugin& plugin, const CodecSpec& spec, DType gradient, size_t count) noexcept {
   const size_t bytes = plugin.workspace_bytes(spec, gradient, count);
   return bytes == 0 ? 0 : bytes + kWorkAlign - 1;
@@ -109,7 +113,7 @@ Status check_workspace(const Plugin& plugin, const CodecSpec& spec, DType gradie
 Status check_encode(const Plugin& plugin, const CodecSpec& spec, ConstVec gradient, const float* residual,
                     Bytes payload, Bytes workspace) noexcept {
   if (!codecs::valid_spec(spec)) return StatusCode::invalid_argument;
-  if (!codec_takes(spec, gradient.dtype)) return StatusCode::unsupported;
+  if (!takes_with(plugin, spec, gradient.dtype)) return StatusCode::unsupported;
   if (!readable(gradient.data, gradient.count, gradient.dtype) || !aligned(residual, sizeof(float)) ||
       (spec.id == CodecId::none && residual != nullptr))
     return StatusCode::invalid_argument;
@@ -152,9 +156,14 @@ Status available(Message* why) noexcept {
   return plugin_with_device(why) == nullptr ? Status{StatusCode::unsupported} : Status{};
 }
 
+bool takes(const CodecSpec& spec, DType gradient) noexcept {
+  const Plugin* plugin = plugin_with_device(nullptr);
+  return plugin != nullptr && takes_with(*plugin, spec, gradient);
+}
+
 size_t workspace_bytes(const CodecSpec& spec, DType gradient, size_t count) noexcept {
   const Plugin* plugin = plugin_with_device(nullptr);
-  if (plugin == nullptr || !codec_takes(spec, gradient)) return 0;
+  if (plugin == nullptr || !takes_with(*plugin, spec, gradient)) return 0;
   return workspace_with(*plugin, spec, gradient, count);
 }
 
@@ -175,7 +184,7 @@ Status decode(const CodecSpec& spec, const DecodeArgs& args, Stream stream) noex
   if (plugin == nullptr) return StatusCode::unsupported;
   if (!codecs::valid_spec(spec) || args.fault == nullptr || !aligned(args.fault, 8))
     return StatusCode::invalid_argument;
-  if (!codec_takes(spec, args.gradient)) return StatusCode::unsupported;
+  if (!takes_with(*plugin, spec, args.gradient)) return StatusCode::unsupported;
   const Vec out = args.out;
   if (spec.id == CodecId::none) {
     if (out.dtype != args.gradient) return StatusCode::invalid_argument;

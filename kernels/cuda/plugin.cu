@@ -238,8 +238,9 @@ int encode_call(const EncodeCall& call, Stream handle) noexcept {
         return call.spec.value == DType::f32 ? encode_chunks_of<decltype(g), uint32_t>(job, stream)
                                              : encode_chunks_of<decltype(g), uint16_t>(job, stream);
       });
+    default:
+      return cudaErrorNotSupported;
   }
-  return cudaErrorNotSupported;
 }
 
 template <class Block, class O>
@@ -312,8 +313,9 @@ int decode_call(const DecodeCall& call, Stream handle) noexcept {
                                              : decode_chunks<uint16_t, decltype(o)>(job, call.add, stream);
       });
     }
+    default:
+      return cudaErrorNotSupported;
   }
-  return cudaErrorNotSupported;
 }
 
 int fold_call(void* gradient, float* residual, size_t count, DType dtype, Stream handle) noexcept {
@@ -327,6 +329,20 @@ int fold_call(void* gradient, float* residual, size_t count, DType dtype, Stream
   });
 }
 
+bool has_kernels(const CodecSpec& spec) noexcept {
+  switch (spec.id) {
+    case CodecId::none:
+    case CodecId::bf16:
+      return true;
+    case CodecId::int8:
+      return spec.param1 == 0;  // to nearest even
+    case CodecId::chunk_topk:
+      return spec.value == DType::f32 || spec.value == DType::bf16;
+    default:
+      return false;
+  }
+}
+
 int device_count(int* count) noexcept {
   const cudaError_t error = cudaGetDeviceCount(count);
   if (error != cudaSuccess) cudaGetLastError();  // not for the next call to find
@@ -334,7 +350,8 @@ int device_count(int* count) noexcept {
 }
 const char* error_text(int error) noexcept { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
 
-constexpr Plugin kPlugin{kPluginVersion, device_count, error_text, workspace_of, encode_call, decode_call, fold_call};
+constexpr Plugin kPlugin{kPluginVersion, device_count, error_text,  has_kernels,
+                         workspace_of,   encode_call,  decode_call, fold_call};
 
 }  // namespace
 }  // namespace gradgate::kernels::cuda

@@ -52,6 +52,7 @@ struct Plugin {
   uint32_t version;
   int (*device_count)(int* count) noexcept;
   const char* (*error_text)(int error) noexcept;
+  bool (*has_kernels)(const CodecSpec& spec) noexcept;
   size_t (*workspace_bytes)(const CodecSpec& spec, DType gradient, size_t count) noexcept;
   int (*encode)(const EncodeCall& call, device::Stream stream) noexcept;
   int (*decode)(const DecodeCall& call, device::Stream stream) noexcept;
