@@ -1,6 +1,6 @@
-// Turning a few measured collectives into a LinkModel: a straight line per collective, fitted so that one bad sample
-// does not bend it, and refused when the points say nothing. The probe that a session runs when there is no profile is
-// data here.
+// Turning measured collectives into cost models: a straight line for the few points of a session's probe, a curve of up
+// to three lines for a calibration's sweep of sizes; fitted so that bad samples do not bend them, and refused when the
+// points say nothing. The probe that a session runs when there is no profile is data here.
 #pragma once
 
 #include <cstddef>
@@ -11,6 +11,9 @@
 #include "gradgate/status.h"
 
 namespace gradgate::gate {
+
+enum class ProbeCollective : uint8_t { all_reduce = 0, all_gather = 1, all_to_all = 2 };
+inline constexpr int kProbeCollectives = 3;
 
 struct FitPoint {
   double bytes = 0;
@@ -35,8 +38,49 @@ inline constexpr double kOutlierGain = 0.5;
 /// line (kFitMaxError). `out` is written only on success.
 Status fit_line(std::span<const FitPoint> points, Fit* out) noexcept;
 
-enum class ProbeCollective : uint8_t { all_reduce = 0, all_gather = 1, all_to_all = 2 };
-inline constexpr int kProbeCollectives = 3;
+/// A calibration's sweep of one collective: the time against the bytes of the whole vector, ascending sizes.
+inline constexpr size_t kMostCurvePoints = 64;
+inline constexpr int kMostPieces = 3;
+/// A piece is fitted to this many sizes or more.
+inline constexpr size_t kPiecePoints = 3;
+/// A point counts as an outlier from this error on, and costs no more than this when curves are compared …
+inline constexpr double kCurveOutlier = 0.25;
+/// … where each further piece costs as much as this many outliers.
+inline constexpr double kPieceCost = 2.5;
+/// A curve is refused when more than this share of the points are outliers, …
+inline constexpr double kCurveOutlierShare = 0.34;
+/// … or when it is off by more than this (a factor of 1.5) at a point that is not one.
+inline constexpr double kCurveMaxError = 0.5;
+
+struct CurvePiece {
+  double up_to_bytes = std::numeric_limits<double>::infinity();  ///< the last piece has no end
+  LinearCost line;
+};
+
+/// Never falls: where one piece ends above the beginning of the next, its end value holds until the next one passes it.
+struct Curve {
+  CurvePiece pieces[kMostPieces];
+  int count = 0;          ///< of pieces; 0: nothing was fitted
+  LinearCost overall;     ///< one line for all sizes, for those who want no more
+  uint64_t outliers = 0;  ///< bit i: point i was left out
+  double max_error = 0;   ///< at the worst point that was used, as Fit::max_error
+  double confidence = 0;  ///< 0 … 1: share of the variation of log(seconds) over all points that the curve explains
+
+  double operator()(double bytes) const noexcept;
+};
+
+/// Fits up to kMostPieces lines, each with a, b >= 0. Per stretch the line through two points with the least median
+/// error says which points are outliers, and a least-squares fit of the relative error to the others gives the line;
+/// the stretches are those with the least sum of squared errors, errors capped at kCurveOutlier and pieces charged.
+/// invalid_argument: fewer than two distinct sizes, sizes that do not ascend, more than kMostCurvePoints, a point that
+/// is not finite and positive; bad_state: too many outliers, too large an error, or a time that does not grow with
+/// size. `out` is written only on success.
+Status fit_curve(std::span<const FitPoint> points, Curve* out) noexcept;
+
+/// α and β of the ring formula (gate/models): with N >= 2 ranks and a vector of M bytes T = s·((N−1)·α + (N−1)/N·M/β),
+/// s = 2 for all_reduce, 1 for the other two. The inverse of a straight line; β is infinite where it is flat.
+Link ring_link(ProbeCollective collective, const LinearCost& line, uint32_t ranks) noexcept;
+LinearCost ring_line(ProbeCollective collective, Link link, uint32_t ranks) noexcept;
 
 /// One point of the probe: run the collective `warmups + repetitions` times on a vector of `bytes` in total (rounded up
 /// by the session to a multiple of the rank count), a barrier before each, and keep the seconds of the last
