@@ -108,7 +108,15 @@ Status SessionImpl::start(Message* why) {
       link_ = gate::link_model({options_.link.alpha_s, options_.link.beta_bytes_per_s},
                                static_cast<uint32_t>(comm_.size()));
     } else {
-      GRADGATE_TRY(probe_link(comm_, options_.timeout_s, &link_, why));
+      bool calibrated = false;
+      Message ignored;
+      GRADGATE_TRY(agree_on_profile(comm_, options_.profile, options_.timeout_s, &calibrated, &ignored, why));
+      say(ignored);
+      if (calibrated) {
+        link_ = profile_model(options_.profile);
+      } else {
+        GRADGATE_TRY(probe_link(comm_, options_.timeout_s, &link_, why));
+      }
     }
     stats_.gate_s += comm_.now() - start;
   }

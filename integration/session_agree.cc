@@ -1,4 +1,5 @@
 // Things all ranks must find out together: whether they were configured alike, and how fast the link between them is.
+#include <cmath>
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
@@ -54,6 +55,59 @@ Status agree_on(Communicator& comm, std::span<const AgreedField> fields, double 
     why->format("out of memory while comparing the ranks' settings");
     return StatusCode::out_of_memory;
   }
+}
+
+Status agree_on_profile(Communicator& comm, const LinkProfile& profile, double timeout_s, bool* use, Message* ignored,
+                        Message* why) noexcept {
+  constexpr size_t kNumbers = 7;
+  const double mine[kNumbers] = {static_cast<double>(profile.ranks),  profile.all_reduce.alpha_s,
+                                 profile.all_reduce.beta_bytes_per_s, profile.all_gather.alpha_s,
+                                 profile.all_gather.beta_bytes_per_s, profile.all_to_all.alpha_s,
+                                 profile.all_to_all.beta_bytes_per_s};
+  *use = false;
+  try {
+    const size_t ranks = static_cast<size_t>(comm.size());
+    std::vector<double> all(kNumbers * ranks);
+    if (const Status s = comm.all_gather(mine, all.data(), kNumbers, DType::f64, {}, Deadline::after(timeout_s));
+        !s.ok()) {
+      why->format("comparing the ranks' profiles: %s", comm.last_error());
+      return s;
+    }
+    bool any = false;
+    for (size_t r = 0; r < ranks; ++r) any = any || all[r * kNumbers] != 0;
+    if (!any) return {};
+    const auto ignore = [&](const char* text, size_t rank) {
+      ignored->format("gradgate: the profile is ignored and the link is probed: rank %zu %s", rank, text);
+    };
+    for (size_t r = 1; r < ranks; ++r) {
+      if (std::memcmp(all.data() + r * kNumbers, all.data(), sizeof mine) == 0) continue;
+      return ignore("has another one than rank 0, or none", r), Status();
+    }
+    if (all[0] != static_cast<double>(ranks)) {
+      ignored->format("gradgate: the profile is ignored and the link is probed: it is for %.0f ranks, here are %zu",
+                      all[0], ranks);
+      return {};
+    }
+    for (size_t i = 1; i < kNumbers; i += 2) {
+      if (!(all[i] >= 0) || !std::isfinite(all[i])) return ignore("has an alpha that is not a time", 0), Status();
+      if (!(all[i + 1] > 0) || !std::isfinite(all[i + 1]))
+        return ignore("has a beta that is not a bandwidth", 0), Status();
+    }
+    *use = true;
+    return {};
+  } catch (const std::bad_alloc&) {
+    why->format("out of memory while comparing the ranks' profiles");
+    return StatusCode::out_of_memory;
+  }
+}
+
+gate::LinkModel profile_model(const LinkProfile& profile) noexcept {
+  using gate::ProbeCollective;
+  const auto line = [&](ProbeCollective collective, const LinkSpec& link) {
+    return gate::ring_line(collective, {link.alpha_s, link.beta_bytes_per_s}, profile.ranks);
+  };
+  return {line(ProbeCollective::all_reduce, profile.all_reduce), line(ProbeCollective::all_gather, profile.all_gather),
+          line(ProbeCollective::all_to_all, profile.all_to_all), profile.ranks};
 }
 
 Status probe_link(Communicator& comm, double timeout_s, gate::LinkModel* link, Message* why) noexcept {

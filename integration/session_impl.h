@@ -22,6 +22,12 @@ AgreedField agreed_field(const char* name, const char* format, ...) noexcept __a
 Status agree_on(Communicator& comm, std::span<const AgreedField> fields, double timeout_s, Message* why) noexcept;
 
 /// Collective. Times small collectives and fits a model of the link (gate/fit.h); the same model on every rank.
+/// Collective. Whether every rank has the same usable profile for this number of ranks; if not, and any has one,
+/// `ignored` says why.
+Status agree_on_profile(Communicator& comm, const LinkProfile& profile, double timeout_s, bool* use, Message* ignored,
+                        Message* why) noexcept;
+gate::LinkModel profile_model(const LinkProfile& profile) noexcept;
+
 /// `usable()` is false when the samples did not lie near a line.
 Status probe_link(Communicator& comm, double timeout_s, gate::LinkModel* link, Message* why) noexcept;
 

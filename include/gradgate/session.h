@@ -31,6 +31,13 @@ struct BucketLayout {
   std::span<const ParamSlice> slices;  ///< ascending, without gaps; their counts add up to the bucket
 };
 
+/// A measured link: α and β of each collective by its ring formula (docs/cost-models.md) at `ranks` ranks, as `gradgate
+/// calibrate` finds them.
+struct LinkProfile {
+  uint32_t ranks = 0;  ///< 0: none
+  LinkSpec all_reduce, all_gather, all_to_all;
+};
+
 struct SessionOptions {
   Mode mode = Mode::automatic;
   std::span<const CodecSpec>
@@ -40,6 +47,8 @@ struct SessionOptions {
   uint64_t seed = 0;
   double timeout_s = 30;     ///< of every wait for a peer
   LinkSpec link;             ///< a known link; alpha = beta = 0: the link is probed when the session starts
+  LinkProfile profile;       ///< spares the probe where every rank has the same, for this number of ranks; else it is
+                             ///< ignored, which explain says in one line
   CodecRates virtual_rates;  ///< only with a virtual clock
   Executor executor;         ///< thread ranks leave this inline
   /// Lines of the decision log (JSONL, docs/gate.md) of this rank, without the newline. Called from the thread that

@@ -80,6 +80,7 @@ int main(int argc, char** argv) {
   add_demo(program, context);
   add_bench(program, context);
   add_allreduce(program, context);
+  add_calibrate(program, context);
   add_roundtrip(program, context);
 
   int code = kExitOk;

@@ -14,6 +14,7 @@
 #include <string_view>
 
 #include "integration/cli/error.h"
+#include "integration/cli/file.h"
 
 namespace gradgate::cli {
 namespace {
@@ -232,32 +233,8 @@ std::string format_npy_header(const std::vector<size_t>& shape) {
 }
 
 void write_array(const std::string& path, const std::vector<size_t>& shape, std::span<const float> values) {
-  std::string temporary = path + ".XXXXXX";
-  const int descriptor = mkstemp(temporary.data());
-  if (descriptor < 0) throw RunError(path + ": cannot be written: " + std::strerror(errno));
-  const auto fail = [&] {
-    const int error = errno;
-    unlink(temporary.c_str());
-    throw RunError(path + ": cannot be written: " + std::strerror(error));
-  };
-  std::FILE* file = fdopen(descriptor, "wb");
-  if (file == nullptr) {
-    close(descriptor);
-    fail();
-  }
-  bool good = true;
-  if (is_npy_path(path)) {
-    const std::string header = format_npy_header(shape);
-    good = std::fwrite(header.data(), 1, header.size(), file) == header.size();
-  }
-  if (!values.empty()) good = good && std::fwrite(values.data(), sizeof(float), values.size(), file) == values.size();
-  good = good && std::fflush(file) == 0;
-  // mkstemp gives 0600; a result file gets what a plain open() would have given it.
-  const mode_t mask = umask(0);
-  umask(mask);
-  good = good && fchmod(descriptor, static_cast<mode_t>(0666 & ~mask)) == 0;
-  if (std::fclose(file) != 0) good = false;
-  if (!good || std::rename(temporary.c_str(), path.c_str()) != 0) fail();
+  const std::string header = is_npy_path(path) ? format_npy_header(shape) : std::string();
+  write_whole(path, {header, {reinterpret_cast<const char*>(values.data()), values.size_bytes()}});
 }
 
 }  // namespace gradgate::cli

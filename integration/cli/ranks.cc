@@ -16,7 +16,7 @@ class ThreadRanks final : public Ranks {
   int size() const override { return size_; }
   int local() const override { return size_; }
   int first_local() const override { return 0; }
-  const char* backend() const override { return "threads"; }
+  const char* backend() const override { return "thread"; }
 
  protected:
   Communicator& communicator(int rank) override {

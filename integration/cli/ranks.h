@@ -36,7 +36,7 @@ class Ranks {
   bool prints() const { return first_local() == 0; }
   /// Whether all ranks live in this process.
   bool all_here() const { return local() == size(); }
-  /// "threads" or "mpi": the key of a profile.
+  /// "thread" or "mpi": the key of a profile.
   virtual const char* backend() const = 0;
   /// "4 thread ranks, link 1 Gbit/s 50 us (emulated)".
   std::string description(const Shaping& shaping);

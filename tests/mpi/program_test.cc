@@ -58,6 +58,18 @@ TEST(Mpirun, AnEmulatedLinkWorksOverProcessesToo) {
   for (size_t i = 0; i < 2; ++i) EXPECT_EQ(processes["results"][i]["times_us"], threads["results"][i]["times_us"]);
 }
 
+TEST(Mpirun, CalibratesAndWritesOneProfile) {
+  const std::string path = test_folder() + "/profile.json";
+  const Finished finished =
+      mpirun(3, "calibrate --link 1gbit:50us --virtual -e 1M -n 2 -c bf16 --buckets 64K -o " + path);
+  EXPECT_EQ(finished.code, 0) << finished.err;
+  EXPECT_EQ(count(finished.out, "# all_reduce: alpha 50 us, beta 0.125 GB/s"), 1u) << finished.out;
+  std::ifstream file(path);
+  const nlohmann::json profile = nlohmann::json::parse(file);
+  EXPECT_EQ(profile["key"]["backend"], "mpi");
+  EXPECT_EQ(profile["key"]["world_size"], 3);
+}
+
 TEST(Mpirun, OneRankIsARunOfOne) {
   const Finished finished = mpirun(1, "allreduce -c none,int8 -b 4K -e 4K -n 1");
   EXPECT_EQ(finished.code, 0) << finished.err;
