@@ -46,8 +46,11 @@ struct Gate::Impl {
   LocalCounters local;
   std::vector<CodecEstimate> codecs;     // bucket × candidates
   std::vector<AlignedWindow> transfers;  // bucket × (1 + candidates)
+  std::vector<AlignedWindow> ready;      // bucket: seconds since the step's first bucket
+  std::vector<GuardReading> guards;      // bucket: since the last agreement
   std::vector<double> step_times;        // ring by step
   std::vector<double> pending_transfer;  // bucket: of the current step, NaN until it is recorded
+  std::vector<double> pending_ready;
 
   CodecEstimate& codec(size_t bucket, int candidate) noexcept {
     return codecs[bucket * shape.candidate_count() + candidate - 1];
@@ -67,6 +70,7 @@ struct Gate::Impl {
   template <class Visit>
   static void visit_arrays(auto& self, Visit&& visit) {
     visit(self.codecs), visit(self.transfers), visit(self.step_times), visit(self.pending_transfer);
+    visit(self.ready), visit(self.guards), visit(self.pending_ready);
   }
   size_t array_bytes() const noexcept {
     size_t n = sizeof(LocalCounters);
@@ -97,6 +101,9 @@ Status Gate::create(const GateConfig& config, std::span<const CandidateInfo> can
     impl->transfers.resize(buckets.size() * (candidates.size() + 1));
     impl->step_times.assign(impl->shape.step_capacity(), kMissing);
     impl->pending_transfer.assign(buckets.size(), kMissing);
+    impl->ready.resize(buckets.size());
+    impl->guards.resize(buckets.size());
+    impl->pending_ready.assign(buckets.size(), kMissing);
     out->impl_ = std::move(impl);
   } catch (const std::bad_alloc&) {
     return StatusCode::out_of_memory;
@@ -128,7 +135,17 @@ StepPlan Gate::plan(size_t bucket) const noexcept {
   const Assignment a = assignment(g.shape, g.state, bucket, g.local.step);
   p.candidate = a.candidate;
   p.action = a.candidate != 0 ? Action::compress : a.probe ? Action::probe : Action::dense;
+  p.guard = p.action == Action::compress && guard_step(g.shape, g.state, g.local.step);
   return p;
+}
+
+void Gate::record_guard(size_t bucket, const GuardReading& reading) noexcept {
+  if (impl_ != nullptr && bucket < impl_->guards.size()) impl_->guards[bucket] = reading;
+}
+
+void Gate::record_ready(size_t bucket, double since_first_s) noexcept {
+  if (impl_ == nullptr || bucket >= impl_->pending_ready.size()) return;
+  impl_->pending_ready[bucket] = std::isfinite(since_first_s) && since_first_s >= 0 ? since_first_s : kMissing;
 }
 
 void Gate::record(size_t bucket, const Sample& sample) noexcept {
@@ -172,6 +189,8 @@ void Gate::end_step(double step_s) noexcept {
     // Pushed at the same steps on every rank, whether this rank has a number or not.
     if (counts && !g.flushes(b)) g.transfer(b, candidate).push(g.pending_transfer[b], g.shape.config.window);
     g.pending_transfer[b] = kMissing;
+    if (counts) g.ready[b].push(g.pending_ready[b], g.shape.config.window);
+    g.pending_ready[b] = kMissing;
   }
   g.local.compressed_steps += compressed;
   g.step_times[step % g.step_times.size()] = usable_seconds(step_s) ? step_s : kMissing;
@@ -205,8 +224,17 @@ Status Gate::write_report(std::span<double> out) const noexcept {
     const bool kept = step < g.local.step && g.local.step - step <= g.step_times.size();
     out[ReportLayout::kHeader + i] = kept ? g.step_times[step % g.step_times.size()] : kMissing;
   }
+  for (size_t b = 0; b < layout.buckets; ++b) {
+    const GuardReading& r = g.guards[b];
+    const double numbers[kGuardNumbers] = {r.error1,   r.norm1,         r.error2,         r.norm2, r.residual,
+                                           r.gradient, r.non_finite_in, r.non_finite_out, r.hash};
+    std::copy_n(numbers, kGuardNumbers, out.begin() + static_cast<std::ptrdiff_t>(layout.guard_at(b)));
+  }
   if (!layout.full) return {};
   for (size_t b = 0; b < layout.buckets; ++b) {
+    double ready[kMaxWindow];
+    g.ready[b].copy({ready, layout.window});
+    out[layout.ready_at(b)] = median_in_place({ready, layout.window});
     for (size_t c = 1; c <= layout.candidates; ++c) {
       out[layout.encode_at(b, c)] = g.codec(b, static_cast<int>(c)).encode.median();
       out[layout.decode_at(b, c)] = g.codec(b, static_cast<int>(c)).decode.median();
@@ -267,6 +295,7 @@ Status Gate::apply(std::span<const double> message) noexcept {
   }
   g.local.failures = g.local.failed = 0;
   g.local.shadow_since_s = 0;
+  std::fill(g.guards.begin(), g.guards.end(), GuardReading{});
   log_events(g.shape, g.state, g.sink);
   return {};
 }
@@ -301,6 +330,11 @@ GateTotals Gate::totals() const noexcept {
   t.dense_step_s = s.dense_step_s;
   t.plan_step_s = s.plan_step_s;
   t.tokens_s = s.tokens_s;
+  t.demotions = s.demotions;
+  for (const BucketState& b : s.buckets) {
+    t.largest_error = std::fmax(t.largest_error, std::fmax(b.guard_stage1, b.guard_stage2));
+    t.largest_residual = std::fmax(t.largest_residual, b.guard_residual);
+  }
   return t;
 }
 

@@ -22,6 +22,7 @@
 #include <span>
 
 #include "gate/cost.h"
+#include "gate/guard.h"
 #include "gate/log.h"
 #include "gate/predict.h"
 #include "gradgate/mode.h"
@@ -54,6 +55,8 @@ struct GateConfig {
   double token_fraction = 0.005;  ///< share of step time that measuring after start-up may cost
   uint32_t losing_windows = 3;    ///< agreement windows of negative saving in a row that shut the gate
   uint32_t observe_after = 100;   ///< steps before the verdict of Mode::observe
+  double error_budget = 0.1;      ///< largest relative L2 error of a stage, for codecs without feedback
+  double residual_budget = 2;     ///< largest ‖e‖ / ‖g‖ as a multiple of M / P, for codecs with feedback
 };
 
 /// One codec and the exchange that carries it. Candidates are numbered from 1 in the order given; 0 is dense.
@@ -61,6 +64,7 @@ struct CandidateInfo {
   char name[48] = {};  ///< as the user wrote it, e.g. "int8"; appears in the log and in explanations
   Exchange exchange = Exchange::two_shot;
   int fidelity = 0;                       ///< 0 is exact; a larger number loses more
+  bool feedback = false;                  ///< what is lost is kept for later steps
   Exchange between = Exchange::two_shot;  ///< of hierarchical: the exchange between the nodes
 };
 
@@ -82,6 +86,7 @@ struct StepPlan {
   Action action = Action::dense;
   uint8_t candidate = 0;  ///< of Action::compress; else 0
   int8_t shadow = -1;     ///< candidate whose codec work is done once on this gradient, changing nothing; −1: none
+  bool guard = false;     ///< of Action::compress: record_guard() wants to know what this exchange loses
 };
 
 /// One measurement of one bucket. Seconds from a steady clock.
@@ -103,7 +108,9 @@ struct GateTotals {
   uint64_t rejected_samples = 0;  ///< local: failed, zero, negative or non-finite
   double saved_s = 0;             ///< cumulative saving against dense in holds and verifications
   double dense_step_s = kMissing, plan_step_s = kMissing;  ///< verified medians of the step
-  double tokens_s = 0;  ///< measuring time left; may be negative by one overdrawn check
+  double tokens_s = 0;                             ///< measuring time left; may be negative by one overdrawn check
+  uint64_t demotions = 0;                          ///< buckets that the guard closed
+  double largest_error = 0, largest_residual = 0;  ///< of the buckets' last readings: relative error, ‖e‖ / ‖g‖
 };
 
 class Gate {
@@ -129,6 +136,10 @@ class Gate {
   StepPlan plan(size_t bucket) const noexcept;
   /// Notes one measurement; bad ones are counted and dropped.
   void record(size_t bucket, const Sample& sample) noexcept;
+  void record_guard(size_t bucket, const GuardReading& reading) noexcept;
+  /// When this step's gradient of the bucket was ready: seconds since the step's first bucket was. Once every bucket
+  /// has one the objective is exposed time (gate/exposed.h), else the sum of all exchanges.
+  void record_ready(size_t bucket, double since_first_s) noexcept;
   /// Ends the current step. `step_s` is the time since the last bucket of the previous step completed; NaN when there
   /// is none (first step, or a pause between the two).
   void end_step(double step_s) noexcept;

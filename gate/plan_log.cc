@@ -34,6 +34,8 @@ void log_prediction(const GateShape& shape, const PlanState& s, size_t bucket, c
   line.number("encode_s", d.encode_s).number("transfer_s", d.transfer_s).number("decode_s", d.decode_s);
   line.number("payload_bytes", d.considered > 0 ? d.payload_bytes : kMissing).number("codec_s", d.codec_s());
   line.number("gain_s", d.gain_s()).number("tolerable_inflation", d.tolerable_inflation());
+  line.string("objective", s.exposed ? "exposed" : "serial").number("ready_s", s.buckets[bucket].ready_s);
+  line.number("exposed_dense_s", s.exposed_dense_s).number("exposed_plan_s", s.exposed_plan_s);
   line.write(sink);
 }
 
@@ -105,6 +107,19 @@ void log_events(const GateShape& shape, const PlanState& s, const LogSink& sink)
         .number("step_s", s.step_s)
         .number("tokens_s", s.tokens_s)
         .string("action", s.deferred_drift_check ? "wait" : phase_text(s.phase))
+        .write(sink);
+  }
+  for (size_t i = 0; (s.events & kEventGuard) && i < s.buckets.size(); ++i) {
+    const BucketState& b = s.buckets[i];
+    if (!b.guarded_now) continue;
+    record("guard", s)
+        .integer("bucket", static_cast<int64_t>(i))
+        .string("candidate", candidate_name(shape, b.guard_candidate))
+        .number("error_stage1", b.guard_stage1)
+        .number("error_stage2", b.guard_stage2)
+        .number("residual", b.guard_residual)
+        .number("non_finite", b.guard_non_finite)
+        .string("action", b.closed_now ? why_name(b.barred_why) : "keep")
         .write(sink);
   }
   if (s.events & kEventClose) {

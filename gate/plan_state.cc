@@ -8,7 +8,7 @@
 namespace gradgate::gate {
 namespace {
 
-constexpr double kMessageTag = 1195528001;  // "GGA\1": the message format; changes with the list of fields below
+constexpr double kMessageTag = 1195528002;  // "GGA\2": the message format; changes with the list of fields below
 constexpr size_t kMessageHeader = 4;        // tag, status code, status detail, shape
 
 // The one list of fields: writing, reading and counting all visit it.
@@ -23,11 +23,14 @@ void visit_state(State& s, Visit&& visit) {
   visit(s.p), visit(s.median_gain_s), visit(s.test_plan_s), visit(s.test_base_s), visit(s.drift_from_s),
       visit(s.test_challenge);
   visit(s.deferred_drift_check), visit(s.failed_calls), visit(s.shut_by);
+  visit(s.exposed), visit(s.exposed_dense_s), visit(s.exposed_plan_s), visit(s.demotions);
   for (auto& b : s.buckets) {
     visit(b.running), visit(b.plan), visit(b.flush), visit(b.closed_now), visit(b.closed_candidate), visit(b.barred);
     visit(b.barred_why), visit(b.running_transfer_s), visit(b.decision.chosen), visit(b.decision.considered);
     visit(b.decision.dense_s), visit(b.decision.encode_s), visit(b.decision.transfer_s), visit(b.decision.decode_s);
     visit(b.decision.payload_bytes), visit(b.decision.why);
+    visit(b.ready_s), visit(b.guarded_now), visit(b.guard_candidate), visit(b.guard_stage1), visit(b.guard_stage2);
+    visit(b.guard_residual), visit(b.guard_non_finite);
   }
 }
 
@@ -41,9 +44,10 @@ bool valid_state(const GateShape& shape, const PlanState& s) noexcept {
   for (size_t i = 0; ok && i < s.buckets.size(); ++i) {
     const BucketState& b = s.buckets[i];
     ok = b.running <= candidates && b.plan <= candidates && b.closed_candidate <= candidates &&
-         (b.running == 0 || shape.offered(i, b.running)) && (b.plan == 0 || shape.offered(i, b.plan)) &&
-         static_cast<int>(b.barred_why) < kWhyCount && static_cast<int>(b.decision.why) < kWhyCount &&
-         b.decision.chosen >= 0 && b.decision.chosen <= static_cast<int>(candidates) && b.decision.considered >= 0 &&
+         b.guard_candidate <= candidates && (b.running == 0 || shape.offered(i, b.running)) &&
+         (b.plan == 0 || shape.offered(i, b.plan)) && static_cast<int>(b.barred_why) < kWhyCount &&
+         static_cast<int>(b.decision.why) < kWhyCount && b.decision.chosen >= 0 &&
+         b.decision.chosen <= static_cast<int>(candidates) && b.decision.considered >= 0 &&
          b.decision.considered <= static_cast<int>(candidates);
   }
   return ok;
@@ -91,7 +95,8 @@ bool valid_config(const GateConfig& c) noexcept {
          2 * (c.verify_window - c.discard) * c.verify_rounds >= 6 && share(c.significance) && share(c.min_gain) &&
          c.agree_every >= 1 && c.agree_every <= 1000000 && c.hold_first >= 1 && c.hold_max >= c.hold_first &&
          c.hold_max <= (1u << 30) && std::isfinite(c.drift) && c.drift > 0 && share(c.token_fraction) &&
-         c.losing_windows >= 1 && c.observe_after >= 1;
+         c.losing_windows >= 1 && c.observe_after >= 1 && c.error_budget > 0 && std::isfinite(c.error_budget) &&
+         c.residual_budget > 0 && std::isfinite(c.residual_budget);
 }
 
 bool valid_inputs(std::span<const CandidateInfo> candidates, std::span<const BucketInfo> buckets) noexcept {
@@ -148,16 +153,33 @@ double hash_shape(const GateShape& shape) noexcept {
   };
   const auto number = [&](double v) { bytes(&v, sizeof(v)); };
   const GateConfig& c = shape.config;
-  for (const double v :
-       {double(c.mode), double(c.ranks), c.min_bytes, double(c.shadow_samples), double(c.startup_max),
-        double(c.startup_min), double(c.discard), double(c.window), double(c.verify_window), double(c.verify_rounds),
-        c.significance, c.min_gain, double(c.agree_every), double(c.hold_first), double(c.hold_max), c.drift,
-        c.token_fraction, double(c.losing_windows), double(c.observe_after)}) {
+  for (const double v : {double(c.mode),
+                         double(c.ranks),
+                         c.min_bytes,
+                         double(c.shadow_samples),
+                         double(c.startup_max),
+                         double(c.startup_min),
+                         double(c.discard),
+                         double(c.window),
+                         double(c.verify_window),
+                         double(c.verify_rounds),
+                         c.significance,
+                         c.min_gain,
+                         double(c.agree_every),
+                         double(c.hold_first),
+                         double(c.hold_max),
+                         c.drift,
+                         c.token_fraction,
+                         double(c.losing_windows),
+                         double(c.observe_after),
+                         c.error_budget,
+                         c.residual_budget}) {
     number(v);
   }
   for (const CandidateInfo& candidate : shape.candidates) {
     bytes(candidate.name, std::strlen(candidate.name) + 1);
-    number(double(candidate.exchange)), number(candidate.fidelity), number(double(candidate.between));
+    number(candidate.feedback), number(double(candidate.exchange)), number(candidate.fidelity),
+        number(double(candidate.between));
   }
   for (const BucketInfo& bucket : shape.buckets) {
     number(bucket.dense_bytes);
@@ -219,6 +241,12 @@ bool transfer_counts(const GateShape& shape, const PlanState& state, uint64_t st
   const uint64_t offset = step - state.phase_start;
   if (state.phase == Phase::verify) return offset % shape.config.verify_window >= shape.config.discard;
   return offset >= shape.config.discard;
+}
+
+bool guard_step(const GateShape& shape, const PlanState& state, uint64_t step) noexcept {
+  if (state.next_agreement == kNever) return false;
+  if (state.phase == Phase::verify) return step + shape.config.verify_window == state.phase_end;
+  return step + 1 == state.next_agreement;
 }
 
 size_t message_doubles(size_t buckets) {

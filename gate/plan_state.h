@@ -36,6 +36,7 @@ enum Event : uint32_t {
   kEventPredict = 1u << 7,
   kEventObserve = 1u << 8,
   kEventHold = 1u << 9,
+  kEventGuard = 1u << 10,
 };
 
 inline constexpr uint64_t kNever = 1ull << 52;  ///< a step that does not come; exact as a double
@@ -50,6 +51,11 @@ struct BucketState {
   Why barred_why = Why::starting;
   double running_transfer_s = kMissing;  ///< last agreed transfer time of `running`
   Decision decision;
+  double ready_s = kMissing;  ///< since the step's first bucket, at the last prediction
+  bool guarded_now = false;   ///< this agreement has a reading of guard_candidate (for the log)
+  uint8_t guard_candidate = 0;
+  double guard_stage1 = kMissing, guard_stage2 = kMissing, guard_residual = kMissing;  ///< the last reading
+  double guard_non_finite = 0;                                                         ///< elements of the result
 };
 
 struct PlanState {
@@ -77,7 +83,10 @@ struct PlanState {
   double drift_from_s = kMissing;
   bool test_challenge = false, deferred_drift_check = false;
   uint32_t failed_calls = 0;
-  uint8_t shut_by = 0;  ///< Why of the closing in this agreement
+  uint8_t shut_by = 0;   ///< Why of the closing in this agreement
+  bool exposed = false;  ///< the last prediction was of exposed time
+  double exposed_dense_s = kMissing, exposed_plan_s = kMissing;
+  uint32_t demotions = 0;  ///< buckets that the guard closed
 
   std::vector<BucketState> buckets;
 };
@@ -118,6 +127,9 @@ Assignment assignment(const GateShape& shape, const PlanState& state, size_t buc
 int shadow_candidate(const GateShape& shape, const PlanState& state, size_t bucket, uint64_t step) noexcept;
 /// False for steps whose transfer times do not count: first steps of a phase or of a verification window.
 bool transfer_counts(const GateShape& shape, const PlanState& state, uint64_t step) noexcept;
+/// True for the one step of an agreement window in which the guard looks: the last one, in a verification the first of
+/// the last window that runs the plan, which is not timed.
+bool guard_step(const GateShape& shape, const PlanState& state, uint64_t step) noexcept;
 
 /// Doubles of a message, its writing, and its reading (bad_payload: not a message, or values out of range).
 size_t message_doubles(size_t buckets);

@@ -1,8 +1,10 @@
 // Rank 0's part of an agreement: from the old state and all ranks' reports to the next state.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <vector>
 
+#include "gate/exposed.h"
 #include "gate/plan_state.h"
 #include "gate/report.h"
 
@@ -28,8 +30,11 @@ class Planner {
 
   void run() {
     begin();
+    const bool demoted = guard();
     if (agreed_.failed > 0) {
       on_failure();
+    } else if (demoted) {
+      on_demoted();
     } else {
       switch (state_.phase) {
         case Phase::startup:
@@ -67,7 +72,7 @@ class Planner {
     next_.deferred_drift_check = false;
     next_.failed_calls = static_cast<uint32_t>(std::fmin(agreed_.failures, 1e9));
     next_.shut_by = 0;
-    for (BucketState& b : next_.buckets) b.flush = b.closed_now = false, b.closed_candidate = 0;
+    for (BucketState& b : next_.buckets) b.flush = b.closed_now = b.guarded_now = false, b.closed_candidate = 0;
 
     std::vector<double> steps = agreed_.steps;
     next_.step_s = median_in_place(steps);
@@ -120,6 +125,43 @@ class Planner {
       close(bucket, candidate, Why::codec_failed);
     }
     next_.hold_steps = config_.hold_first;
+    enter_hold();
+  }
+
+  // What the last window's exchanges lost. A codec over its budget is closed together with all that are no more
+  // faithful.
+  bool guard() {
+    bool demoted = false;
+    for (size_t i = 0; i < next_.buckets.size(); ++i) {
+      const BucketState& old = state_.buckets[i];
+      const GuardNumbers& numbers = agreed_.guards[i];
+      const uint8_t c = state_.phase == Phase::verify ? old.plan : old.running;
+      if (!numbers.known || c == 0) continue;
+      BucketState& b = next_.buckets[i];
+      next_.events |= kEventGuard;
+      b.guarded_now = true, b.guard_candidate = c;
+      b.guard_stage1 = numbers.stage1, b.guard_stage2 = numbers.stage2, b.guard_residual = numbers.residual;
+      b.guard_non_finite = numbers.non_finite_out;
+      const CandidateInfo& info = shape_.candidates[c - 1u];
+      const double ratio = shape_.buckets[i].dense_bytes / shape_.buckets[i].payload_bytes[c - 1u];
+      const Why why = judge(numbers, {config_.error_budget, config_.residual_budget, ratio, info.feedback});
+      if (why == Why::starting) continue;
+      for (size_t k = 1; k <= shape_.candidate_count(); ++k) {
+        if (shape_.candidates[k - 1].fidelity >= info.fidelity) b.barred |= 1u << (k - 1);
+      }
+      close(i, c, why);
+      if (b.running != 0 && (b.barred >> (b.running - 1) & 1) != 0) b.running = 0, b.running_transfer_s = kNan;
+      ++next_.demotions;
+      demoted = true;
+    }
+    return demoted;
+  }
+
+  void on_demoted() {
+    for (BucketState& b : next_.buckets) b.plan = b.running;
+    next_.hold_steps = config_.hold_first;
+    if (!agreed_.dense_transfer.empty()) return predict_then_verify_or_hold(config_.hold_first);
+    if (alternatives()) return enter_measure();
     enter_hold();
   }
 
@@ -275,10 +317,11 @@ class Planner {
 
   void on_observe() {
     double saved = 0;
-    for (size_t i = 0; i < next_.buckets.size(); ++i) {
-      Decision& d = next_.buckets[i].decision = predict(i, kNoIncumbent);
-      if (d.chosen != 0) saved += d.dense_s - d.total_s();
+    predict_all(false);
+    for (const BucketState& b : next_.buckets) {
+      if (b.decision.chosen != 0) saved += b.decision.dense_s - b.decision.total_s();
     }
+    if (next_.exposed) saved = next_.exposed_dense_s - next_.exposed_plan_s;
     next_.dense_step_s = next_.step_s;
     next_.plan_step_s = next_.step_s - saved;
     next_.events |= kEventPredict | kEventObserve;
@@ -289,9 +332,8 @@ class Planner {
 
   void predict_then_verify_or_hold(uint32_t hold_steps) {
     bool changed = false;
-    for (size_t i = 0; i < next_.buckets.size(); ++i) {
-      BucketState& b = next_.buckets[i];
-      b.decision = predict(i, next_.bring_up ? kNoIncumbent : b.running);
+    predict_all(!next_.bring_up);
+    for (BucketState& b : next_.buckets) {
       b.plan = static_cast<uint8_t>(b.decision.chosen);
       changed = changed || b.plan != b.running;
     }
@@ -375,7 +417,31 @@ class Planner {
     return cost;
   }
 
-  Decision predict(size_t bucket, int incumbent) const {
+  // Every bucket's decision; of exposed time where it is known when each bucket is ready.
+  void predict_all(bool incumbents) {
+    const size_t n = next_.buckets.size();
+    std::vector<std::array<CandidateCost, kMaxCandidates>> costs(n);
+    std::vector<Decision> decisions(n);
+    std::vector<ExposedBucket> queue(n);
+    next_.exposed = n > 0;
+    for (size_t i = 0; i < n; ++i) {
+      const int incumbent = incumbents ? next_.buckets[i].running : kNoIncumbent;
+      decisions[i] = predict(i, incumbent, costs[i]);
+      next_.buckets[i].ready_s = agreed_.ready[i];
+      const bool empty = !(shape_.buckets[i].dense_bytes > 0);
+      queue[i] = {
+          agreed_.ready[i], empty ? 0 : decisions[i].dense_s, {costs[i].data(), shape_.candidate_count()}, incumbent};
+      next_.exposed = next_.exposed && agreed_.ready[i] >= 0 && queue[i].dense_s >= 0;
+    }
+    next_.exposed_dense_s = next_.exposed_plan_s = kNan;
+    if (next_.exposed) {
+      const ExposedStep step = decide_exposed(queue, decisions);
+      next_.exposed_dense_s = step.dense_s, next_.exposed_plan_s = step.chosen_s;
+    }
+    for (size_t i = 0; i < n; ++i) next_.buckets[i].decision = decisions[i];
+  }
+
+  Decision predict(size_t bucket, int incumbent, std::array<CandidateCost, kMaxCandidates>& costs) const {
     const BucketInfo& info = shape_.buckets[bucket];
     const BucketState& b = next_.buckets[bucket];
     const size_t n = shape_.candidate_count();
@@ -387,7 +453,6 @@ class Planner {
            : load > 1                                           ? kMaxLoadFactor
            : load < 1                                           ? 1 / kMaxLoadFactor
                                                                 : 1;
-    CandidateCost costs[kMaxCandidates];
     bool any_offered = false, any_left = false;
     for (size_t i = 0; i < n; ++i) {
       const int c = static_cast<int>(i) + 1;
@@ -408,7 +473,7 @@ class Planner {
             load * exchange_cost(candidate.exchange, link_, info.payload_bytes[i], info.dense_bytes, candidate.between);
       }
     }
-    Decision d = decide(dense, info.dense_bytes, {costs, n}, incumbent);
+    Decision d = decide(dense, info.dense_bytes, {costs.data(), n}, incumbent);
     if (d.chosen != 0) return d;
     if (info.dense_bytes > 0 && info.dense_bytes < config_.min_bytes) {
       d.why = Why::below_min_bytes;

@@ -32,6 +32,11 @@ constexpr WhyText kWhys[kWhyCount] = {
     {"single_rank", "one rank: nothing to send"},
     {"mode_off", "the mode is off"},
     {"mode_on", "the mode is on"},
+    {"hidden", "the dense transfer is hidden behind the backward pass"},
+    {"guard_error", "closed for good: its error was over the budget"},
+    {"guard_residual", "closed for good: its residual grew over the budget"},
+    {"guard_non_finite", "closed for good: its result was not finite though every gradient was"},
+    {"guard_replicas", "closed for good: ranks got different results"},
 };
 
 bool sane(double seconds) noexcept { return std::isfinite(seconds) && seconds >= 0; }

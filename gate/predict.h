@@ -50,8 +50,13 @@ enum class Why : uint8_t {
   single_rank = 17,         ///< one rank: nothing to send
   mode_off = 18,            ///< dense because the mode is off
   mode_on = 19,             ///< the first candidate because the mode is on
+  hidden = 20,              ///< closed: the dense transfer is hidden behind the backward pass
+  guard_error = 21,         ///< closed for good: the relative error was over its budget
+  guard_residual = 22,      ///< closed for good: the residual grew over its budget
+  guard_non_finite = 23,    ///< closed for good: the result was not finite though every gradient was
+  guard_replicas = 24,      ///< closed for good: ranks got different results
 };
-inline constexpr int kWhyCount = 20;
+inline constexpr int kWhyCount = 25;
 /// "fastest", "break_even", …: the name used in the log. "?" outside the enumeration.
 const char* why_name(Why why) noexcept;
 /// One line for people, without the numbers. Never null.

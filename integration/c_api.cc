@@ -124,6 +124,7 @@ void gg_session_options_init(gg_session_options* options) {
   options->mode = GG_AUTO;
   options->codecs = "bf16,int8";
   options->timeout_s = 30;
+  options->error_budget = 0.1;
 }
 
 int gg_session_create(gg_comm* comm, const gg_session_options* options, gg_session** out, char* why, size_t why_bytes) {
@@ -149,6 +150,7 @@ int gg_session_create(gg_comm* comm, const gg_session_options* options, gg_sessi
     o.log_context = options->log_context;
     o.explain = options->explain;
     o.explain_context = options->explain_context;
+    o.error_budget = options->error_budget;
     auto holder = std::make_unique<gg_session>();
     if (const Status s = gradgate::Session::create(*comm->comm, o, &holder->session, &message); !s.ok())
       return report(s, message, why, why_bytes);
@@ -212,10 +214,24 @@ int gg_session_flush(gg_session* session) {
 void gg_session_get_stats(const gg_session* session, gg_session_stats* out) {
   if (session == nullptr || out == nullptr) return;
   const gradgate::SessionStats s = session->session->stats();
-  *out = {s.steps,      s.dense_buckets, s.compressed_buckets, s.dense_bytes,
-          s.wire_bytes, s.non_finite,    s.dropped_residuals,  s.dropped_sum,
-          s.encode_s,   s.transfer_s,    s.decode_s,           s.gate_s,
-          s.saved_s,    s.skipped_steps};
+  *out = {s.steps,
+          s.dense_buckets,
+          s.compressed_buckets,
+          s.dense_bytes,
+          s.wire_bytes,
+          s.non_finite,
+          s.dropped_residuals,
+          s.dropped_sum,
+          s.encode_s,
+          s.transfer_s,
+          s.decode_s,
+          s.gate_s,
+          s.saved_s,
+          s.skipped_steps,
+          s.failed_exchanges,
+          s.demotions,
+          s.compression_error,
+          s.residual_ratio};
 }
 const char* gg_session_explain(const gg_session* session, uint32_t bucket) {
   return session == nullptr ? "" : session->session->explain(bucket);

@@ -65,6 +65,10 @@ Status SessionImpl::start(Message* why) {
     why->format("timeout_s is %g, accepted: a positive number of seconds", options_.timeout_s);
     return StatusCode::invalid_argument;
   }
+  if (!(options_.error_budget > 0) || !std::isfinite(options_.error_budget)) {
+    why->format("error_budget is %g, accepted: a positive share, e.g. 0.1", options_.error_budget);
+    return StatusCode::invalid_argument;
+  }
   const bool link_given = options_.link.alpha_s != 0 || options_.link.beta_bytes_per_s != 0;
   if (link_given && !(options_.link.alpha_s >= 0 && options_.link.beta_bytes_per_s > 0 &&
                       std::isfinite(options_.link.alpha_s) && std::isfinite(options_.link.beta_bytes_per_s))) {
@@ -176,6 +180,8 @@ Status SessionImpl::all_reduce(uint32_t index, Vec gradient) noexcept {
   args.executor = options_.executor;
   args.divide = divide_;
   if (args.residual != nullptr) save_residual(bucket);
+  gate::GuardReading reading;
+  const bool guarded = begin_guard(plan, &args, &reading);
 
   ExchangeTimes times;
   Message why;
@@ -183,11 +189,13 @@ Status SessionImpl::all_reduce(uint32_t index, Vec gradient) noexcept {
     Message full;
     full.format("bucket %u step %llu: %s", index, static_cast<unsigned long long>(step_),
                 why.text[0] ? why.text : s.message());
-    return fail(s, full);
+    if (!can_go_on(bucket, now, times, s)) return fail(s, full);
+    return reduce_dense_instead(index, gradient, now, full);
   }
   if (now.feedback == Feedback::apply) bucket.pending = true;
   if (now.feedback == Feedback::flush) bucket.pending = false;
   watch_result(gradient);
+  if (guarded) end_guard(index, args, reading);
 
   gate::Sample sample;
   sample.candidate = now.index;
@@ -197,15 +205,60 @@ Status SessionImpl::all_reduce(uint32_t index, Vec gradient) noexcept {
   if (now.feedback != Feedback::flush) gate_.record(index, sample);
 
   (now.index == 0 ? stats_.dense_buckets : stats_.compressed_buckets) += 1;
-  stats_.dense_bytes += bucket.count * dtype_bytes(bucket.dtype);
   stats_.wire_bytes += exchange_wire_bytes(args.shape);
   stats_.non_finite += times.non_finite;
   stats_.encode_s += times.encode_s;
   stats_.transfer_s += times.transfer_s;
   stats_.decode_s += times.decode_s;
+  return end_bucket(index);
+}
 
+Status SessionImpl::end_bucket(uint32_t index) noexcept {
+  stats_.dense_bytes += buckets_[index].count * dtype_bytes(buckets_[index].dtype);
+  record_ready(index);
   if (++next_bucket_ < buckets_.size()) return {};
   return end_step();
+}
+
+// A failure that every rank knows of left all gradients as they were. The residual was not: without a copy of it the
+// session ends.
+bool SessionImpl::can_go_on(const Bucket& bucket, const Turn& now, const ExchangeTimes& times,
+                            Status status) const noexcept {
+  return now.index != 0 && times.told && status.code() != StatusCode::peer_mismatch && comm_.last_error()[0] == '\0' &&
+         (now.feedback == Feedback::none || bucket.saved);
+}
+
+// All ranks come here together: none falls back alone. The gate closes the candidate at the next agreement.
+Status SessionImpl::reduce_dense_instead(uint32_t index, Vec gradient, const Turn& failed,
+                                         const Message& reason) noexcept {
+  Bucket& bucket = buckets_[index];
+  if (bucket.saved) take_back(bucket);
+  Message line;
+  line.format("gradgate: %.240s; reduced dense", reason.text);
+  say(line);
+  gate::Sample sample;
+  sample.candidate = failed.index;
+  sample.ok = false;
+  gate_.record(index, sample);
+  ++stats_.failed_exchanges;
+  ExchangeArgs args;
+  args.shape = shape_of(bucket, dense_candidate());
+  args.gradient = gradient;
+  args.executor = options_.executor;
+  args.divide = divide_;
+  ExchangeTimes times;
+  Message why;
+  if (const Status s = run_exchange(comm_, args, options_.timeout_s, options_.virtual_rates, &times, &why); !s.ok()) {
+    Message full;
+    full.format("bucket %u step %llu, after a failed exchange: %s", index, static_cast<unsigned long long>(step_),
+                why.text[0] ? why.text : s.message());
+    return fail(s, full);
+  }
+  watch_result(gradient);
+  ++stats_.dense_buckets;
+  stats_.wire_bytes += bucket.count * dtype_bytes(bucket.dtype);
+  stats_.transfer_s += times.transfer_s;
+  return end_bucket(index);
 }
 
 void SessionImpl::measure_shadow(uint32_t index, const Vec& gradient, int candidate) noexcept {
@@ -316,7 +369,11 @@ const float* SessionImpl::residual(uint32_t index) const noexcept {
 
 SessionStats SessionImpl::stats() const noexcept {
   SessionStats stats = stats_;
-  stats.saved_s = gate_.totals().saved_s;
+  const gate::GateTotals totals = gate_.totals();
+  stats.saved_s = totals.saved_s;
+  stats.demotions = totals.demotions;
+  stats.compression_error = totals.largest_error;
+  stats.residual_ratio = totals.largest_residual;
   return stats;
 }
 

@@ -2,6 +2,7 @@
 // (checkpoints) and session_agree.cc (comparison of ranks, link probe) share.
 #pragma once
 
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -67,7 +68,7 @@ class SessionImpl final : public Session {
     bool pending = false;        ///< the residual may hold unsent gradient
     bool saved = false;          ///< before_ holds this bucket's residual as it was before the step that runs
     bool pending_before = false;
-    double ready_s = 0;  ///< bucket_ready() of the step that runs; NaN: not given
+    double ready_s = std::numeric_limits<double>::quiet_NaN();  ///< bucket_ready() of the step that runs
   };
   /// What one bucket does in one step, after the session's own reasons have been weighed against the gate's plan.
   struct Turn {
@@ -87,6 +88,13 @@ class SessionImpl final : public Session {
     return bucket.has_residual ? residuals_.data() + bucket.residual_offset : nullptr;
   }
   Turn turn(const Bucket& bucket, const gate::StepPlan& plan) const noexcept;
+  bool begin_guard(const gate::StepPlan& plan, ExchangeArgs* args, gate::GuardReading* reading) noexcept;
+  void end_guard(uint32_t bucket, const ExchangeArgs& args, gate::GuardReading reading) noexcept;
+  void record_ready(uint32_t bucket) noexcept;
+  Status end_bucket(uint32_t bucket) noexcept;
+  bool can_go_on(const Bucket& bucket, const Turn& now, const ExchangeTimes& times, Status status) const noexcept;
+  Status reduce_dense_instead(uint32_t bucket, Vec gradient, const Turn& failed, const Message& reason) noexcept;
+  void take_back(Bucket& bucket) noexcept;
   void save_residual(Bucket& bucket) noexcept;
   void watch_result(const Vec& gradient) noexcept;
   void settle_residuals() noexcept;
@@ -122,6 +130,7 @@ class SessionImpl final : public Session {
   bool skip_step_ = false;  ///< the step that runs will be skipped
   bool divide_ = false;     ///< dense scaling by division
   double gradient_scale_ = 1;
+  double first_ready_s_ = 0;  ///< bucket_ready() of this step's first bucket
   double last_end_s_ = 0;
   bool timed_step_ = false;  ///< the step since last_end_s_ can be measured
   SessionStats stats_;

@@ -168,6 +168,7 @@ Status SessionImpl::make_gate() {
   gate::GateConfig config;
   config.mode = options_.mode;
   config.ranks = static_cast<uint32_t>(comm_.size());
+  config.error_budget = options_.error_budget;
 
   std::vector<gate::CandidateInfo> infos;
   for (size_t c = 1; c < candidates_.size(); ++c) {
@@ -175,6 +176,7 @@ Status SessionImpl::make_gate() {
     std::snprintf(info.name, sizeof(info.name), "%.47s", format_candidate(candidates_[c]).text);
     info.exchange = candidates_[c].exchange;
     info.fidelity = codec_info(candidates_[c].codec.id).fidelity;
+    info.feedback = candidates_[c].codec.feedback;
     infos.push_back(info);
   }
   std::vector<gate::BucketInfo> gate_buckets;

@@ -81,13 +81,15 @@ void SessionImpl::watch_result(const Vec& gradient) noexcept {
   if (scaled_ && !skip_step_) skip_step_ = any_non_finite(gradient);
 }
 
+void SessionImpl::take_back(Bucket& bucket) noexcept {
+  std::copy_n(before_.data() + bucket.residual_offset, bucket.count, residuals_.data() + bucket.residual_offset);
+  bucket.pending = bucket.pending_before;
+}
+
 // Results are identical on all ranks, so all of them take back the same steps.
 void SessionImpl::settle_residuals() noexcept {
   for (Bucket& bucket : buckets_) {
-    if (skip_step_ && bucket.saved) {
-      std::copy_n(before_.data() + bucket.residual_offset, bucket.count, residuals_.data() + bucket.residual_offset);
-      bucket.pending = bucket.pending_before;
-    }
+    if (skip_step_ && bucket.saved) take_back(bucket);
     bucket.saved = false;
   }
   if (skip_step_) ++stats_.skipped_steps;
@@ -96,6 +98,13 @@ void SessionImpl::settle_residuals() noexcept {
 
 void SessionImpl::bucket_ready(uint32_t index, double ready_s) noexcept {
   if (index < buckets_.size()) buckets_[index].ready_s = ready_s;
+}
+
+void SessionImpl::record_ready(uint32_t index) noexcept {
+  Bucket& bucket = buckets_[index];
+  if (index == 0) first_ready_s_ = bucket.ready_s;
+  gate_.record_ready(index, std::max(bucket.ready_s - first_ready_s_, 0.0));
+  bucket.ready_s = std::numeric_limits<double>::quiet_NaN();
 }
 
 Status SessionImpl::all_reduce_dense(Vec gradient) noexcept {

@@ -92,6 +92,9 @@ class GRADGATE_API ExchangeMachine {
 
   /// Elements of x that were not finite on this rank, both stages. all_reduce does not look.
   uint64_t non_finite() const noexcept { return non_finite_; }
+  /// After a failure: every rank knows of it, since it was made or told before the last collective. False for damage
+  /// that only its receiver saw.
+  bool told() const noexcept { return told_; }
   /// Text of the last error: stage, peer, both values.
   const char* last_error() const noexcept { return error_.text; }
 
@@ -113,6 +116,7 @@ class GRADGATE_API ExchangeMachine {
   Phase phase_ = Phase::idle;
   Status failed_;  ///< first failure seen by this rank
   uint64_t non_finite_ = 0;
+  bool told_ = false;
   Message error_;
 };
 
@@ -120,6 +124,7 @@ class GRADGATE_API ExchangeMachine {
 struct ExchangeTimes {
   double encode_s = 0, transfer_s = 0, decode_s = 0;
   uint64_t non_finite = 0;  ///< ExchangeMachine::non_finite()
+  bool told = false;        ///< ExchangeMachine::told(), after a failure
 };
 
 /// Codec speed that is charged on a virtual clock, in bytes of the gradient per second of encoding and of decoding (0:

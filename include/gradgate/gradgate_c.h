@@ -83,6 +83,7 @@ typedef struct gg_session_options {
   void* log_context;
   void (*explain)(void* context, const char* line); /* one-line explanations, rank 0 only; may be null */
   void* explain_context;
+  double error_budget; /* relative error at which the guard demotes a codec without feedback */
 } gg_session_options;
 
 typedef struct gg_param_slice {
@@ -98,10 +99,11 @@ typedef struct gg_bucket {
 typedef struct gg_session_stats {
   uint64_t steps, dense_buckets, compressed_buckets, dense_bytes, wire_bytes, non_finite, dropped_residuals;
   double dropped_sum, encode_s, transfer_s, decode_s, gate_s, saved_s;
-  uint64_t skipped_steps;
+  uint64_t skipped_steps, failed_exchanges, demotions;
+  double compression_error, residual_ratio;
 } gg_session_stats;
 
-GG_API void gg_session_options_init(gg_session_options* options); /* auto, "bf16,int8", 30 s */
+GG_API void gg_session_options_init(gg_session_options* options); /* auto, "bf16,int8", 30 s, 0.1 */
 /* Collective. On failure `why` (may be null) receives at most why_bytes of text and *out is null. */
 GG_API int gg_session_create(gg_comm* comm, const gg_session_options* options, gg_session** out, char* why,
                              size_t why_bytes);

@@ -45,7 +45,9 @@ struct SessionOptions {
   std::span<const Candidate>
       candidates;  ///< more of them, behind `codecs`: with an exchange of one's own choice in the place of the codec's
   uint64_t seed = 0;
-  double timeout_s = 30;     ///< of every wait for a peer
+  double timeout_s = 30;  ///< of every wait for a peer
+  double error_budget =
+      0.1;                   ///< largest relative L2 error of a stage before the guard demotes a codec without feedback
   LinkSpec link;             ///< a known link; alpha = beta = 0: the link is probed when the session starts
   LinkProfile profile;       ///< spares the probe where every rank has the same, for this number of ranks; else it is
                              ///< ignored, which explain says in one line
@@ -71,12 +73,19 @@ struct SessionStats {
   uint64_t dropped_residuals = 0;  ///< residual elements dropped because their parameter vanished or changed size
   double dropped_sum = 0;          ///< their sum, so that the law can be checked
   double encode_s = 0, transfer_s = 0, decode_s = 0;
-  double gate_s = 0;           ///< probing, shadow measurements and agreement: the cost of knowing
-  double saved_s = 0;          ///< verified saving against dense so far; negative when the gate lost time
-  uint64_t skipped_steps = 0;  ///< steps whose residuals were taken back (set_gradient_scale(), skip_step())
+  double gate_s = 0;              ///< probing, shadow measurements and agreement: the cost of knowing
+  double saved_s = 0;             ///< verified saving against dense so far; negative when the gate lost time
+  uint64_t skipped_steps = 0;     ///< steps whose residuals were taken back (set_gradient_scale(), skip_step())
+  uint64_t failed_exchanges = 0;  ///< compressed ones that every rank then repeated dense
+  uint64_t demotions = 0;         ///< buckets in which the guard closed a codec (docs/gate.md)
+  double compression_error = 0;   ///< largest relative error of a bucket's stage at the guard's last look
+  double residual_ratio = 0;      ///< largest ‖e‖ / ‖g‖ of a bucket at the guard's last look
 };
 
-/// One rank's session. Calls are made by one thread at a time, in the same order on every rank. After an error every
+/// One rank's session. Calls are made by one thread at a time, in the same order on every rank. An exchange that fails
+/// on one rank (it cannot encode, its payload arrives damaged) is repeated dense by all ranks, and the gate closes the
+/// codec, where every rank knows of the failure and the residual is not spent: without feedback, or with a gradient
+/// scale. After any other error every
 /// later call but last_error() returns bad_state: peers may hold other data.
 class GRADGATE_API Session {
  public:

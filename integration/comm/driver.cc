@@ -62,6 +62,8 @@ Status run_exchange(Communicator& comm, const ExchangeArgs& args, double timeout
     CollectiveCall call;
     status = machine.next(&call);
     if (!status.ok()) {
+      spent.told = machine.told();
+      if (times != nullptr) *times = spent;
       explain("", machine.last_error());
       return status;
     }

@@ -156,6 +156,7 @@ void ExchangeMachine::fail(StatusCode code) noexcept {
 void ExchangeMachine::blame(Status status, const char* text) noexcept {
   if (!failed_.ok()) return;
   failed_ = status;
+  told_ = phase_ != Phase::done || status.code() == StatusCode::peer_failed;
   error_.format("%s", text);
 }
 

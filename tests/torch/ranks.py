@@ -26,7 +26,7 @@ def _serve(pipe, parent_end) -> None:
             job = pipe.recv()
         except EOFError:
             return
-        function, rank, size, port, timeout_s, arguments = job
+        function, rank, size, port, timeout_s, together, arguments = job
         try:
             dist.init_process_group(
                 "gloo",
@@ -38,7 +38,8 @@ def _serve(pipe, parent_end) -> None:
             try:
                 torch.manual_seed(0)
                 outcome = (True, function(*arguments))
-                dist.barrier()
+                if together:
+                    dist.barrier()
             finally:
                 dist.destroy_process_group()
         except BaseException:
@@ -62,14 +63,17 @@ class Pool:
             there.close()
             self._ranks.append((process, here))
 
-    def run(self, size: int, function, *arguments, timeout_s: float = 100.0, group_timeout_s: float = GROUP_TIMEOUT_S):
-        """``function(*arguments)`` on every rank; the results by rank. Fails with the ranks' tracebacks."""
+    def _start(self, size, function, arguments, group_timeout_s, together) -> None:
         self._grow(size)
         port = free_port()
         for rank, (_, pipe) in enumerate(self._ranks[:size]):
-            pipe.send((function, rank, size, port, group_timeout_s, arguments))
+            pipe.send((function, rank, size, port, group_timeout_s, together, arguments))
+
+    def run(self, size: int, function, *arguments, timeout_s: float = 100.0, group_timeout_s: float = GROUP_TIMEOUT_S):
+        """``function(*arguments)`` on every rank; the results by rank. Fails with the ranks' tracebacks."""
+        self._start(size, function, arguments, group_timeout_s, True)
         results = []
-        for rank, (process, pipe) in enumerate(self._ranks[:size]):
+        for rank, (_, pipe) in enumerate(self._ranks[:size]):
             if not pipe.poll(timeout_s):
                 self.close()
                 raise AssertionError(f"rank {rank} of {size} did not finish {function.__name__} in {timeout_s} s")
@@ -83,6 +87,18 @@ class Pool:
             self.close()
             raise AssertionError("\n".join(failed))
         return [value for _, value in results]
+
+    def outcomes(self, size: int, function, *arguments, timeout_s: float, group_timeout_s: float):
+        """As run(), but a rank may fail: its traceback, or None for one that died or did not end, is its result."""
+        self._start(size, function, arguments, group_timeout_s, False)
+        results = []
+        for process, pipe in self._ranks[:size]:
+            try:
+                results.append(pipe.recv()[1] if pipe.poll(timeout_s) else None)
+            except (EOFError, ConnectionResetError):
+                results.append(None)
+        self.close()
+        return results
 
     def close(self) -> None:
         for process, pipe in self._ranks:

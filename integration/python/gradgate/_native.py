@@ -83,6 +83,7 @@ class SessionOptions(ctypes.Structure):
         ("log_context", c_void_p),
         ("explain", EXPLAIN),
         ("explain_context", c_void_p),
+        ("error_budget", c_double),
     ]
 
 
@@ -110,7 +111,8 @@ class SessionStats(ctypes.Structure):
     _fields_ += [
         (name, c_double) for name in ("dropped_sum", "encode_s", "transfer_s", "decode_s", "gate_s", "saved_s")
     ]
-    _fields_ += [("skipped_steps", c_uint64)]
+    _fields_ += [(name, c_uint64) for name in ("skipped_steps", "failed_exchanges", "demotions")]
+    _fields_ += [("compression_error", c_double), ("residual_ratio", c_double)]
 
 
 _SIGNATURES = {

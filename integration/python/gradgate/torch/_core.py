@@ -192,13 +192,15 @@ class Core:
             "session": session,
         }
 
-    def load(self, state: dict) -> None:
-        """Collective. Takes over what save() gave, or raises Error and changes nothing but the bucket layout."""
+    def load(self, state: dict, refusal: str) -> None:
+        """Collective. Takes over what save() gave, or raises Error on every rank when one has a refusal; then nothing
+        has changed but the bucket layout."""
         self._check()
-        for field, here in (("world_size", self.communicator.size), ("rank", self.communicator.rank)):
-            if state[field] != here:
-                text = f"gradgate: the state is of {field} {state[field]}, this process has {here}"
-                raise Error(6, f"{text}; flush() before saving, or start without a state")
+        refusals = [""] * self.communicator.size
+        dist.all_gather_object(refusals, refusal, group=self.communicator.group)
+        for rank, text in enumerate(refusals):
+            if text:
+                raise Error(6, refusal or f"gradgate: rank {rank} cannot load its state: {text}")
         if state["layout"] is not None:
             layout = [
                 BucketKey(dtype, tuple((identity, count) for identity, count in params), last)

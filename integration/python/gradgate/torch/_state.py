@@ -215,7 +215,7 @@ class GateState:
 
     def _describe(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> BucketKey:
         dtype = None if buffer.is_sparse else DTYPE_CODES.get(buffer.dtype)
-        if dtype is None or buffer.dtype not in (torch.float32, torch.bfloat16):
+        if dtype is None or buffer.dtype == torch.float64:
             kind = "sparse" if buffer.is_sparse else str(buffer.dtype).removeprefix("torch.")
             self._warn_once(kind, f"gradgate: no codec takes {kind} gradients; their buckets are reduced dense")
         parameters = bucket.parameters()
@@ -241,16 +241,15 @@ class GateState:
         return work.get_future().then(lambda future: future.value()[0])
 
     def _reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if self._core is None and not self._plain:
+            raise Error(10, "gradgate: this GateState was unpickled; attach() it to its DDP module first")
         if bucket.index() == 0:
-            self._ranges, divide = [], self._divide
-            self._step_divides = divide
+            self._ranges, self._step_divides = [], self._divide
         buffer = bucket.buffer()
         self._ranges.append((buffer.data_ptr(), buffer.data_ptr() + buffer.nbytes) if not buffer.is_sparse else (0, 0))
         if self._plain:
             return self._reduce_plainly(bucket)
         core = self._core
-        if core is None:
-            raise Error(10, "gradgate: this GateState was unpickled; attach() it to its DDP module first")
         if core.failure is not None:
             raise core.failure
         outcome: torch.futures.Future = torch.futures.Future()
@@ -325,20 +324,28 @@ class GateState:
     def load_state_dict(self, state: dict) -> None:
         """Collective. Goes on where state_dict() was called, on the same rank of the same number of ranks and with the
         same parameters; anything else raises Error and changes nothing."""
+        refusal = self._refusal(state)
+        if not self._plain:
+            return self._call(self._core.load, state, refusal)
+        if refusal:
+            raise Error(6, refusal)
+        self._steps_plain = state["steps"]
+
+    def _refusal(self, state: dict) -> str:
+        """Why this rank cannot take the state; empty: it can."""
         if state.get("version") != 1:
-            raise Error(5, f"gradgate: state version {state.get('version')!r}, accepted: 1")
+            return f"gradgate: state version {state.get('version')!r}, accepted: 1"
         here = set(self._names.values())
         differ = sorted(here ^ set(state["names"]))
         if differ:
-            where = "the module" if differ[0] in here else "the state"
-            raise Error(6, f"gradgate: parameter {differ[0]!r} is in {where} only")
-        if self._plain:
-            if state["session"] is not None and self.options["mode"] == "off":
-                text = "gradgate: the state is of a session, which mode off has not; load it in mode auto and flush()"
-                raise Error(6, text)
-            self._steps_plain = state["steps"]
-            return
-        self._call(self._core.load, state)
+            return f"gradgate: parameter {differ[0]!r} is in {'the module' if differ[0] in here else 'the state'} only"
+        for field, mine in (("world_size", self._size), ("rank", dist.get_rank(self._group))):
+            if state[field] != mine:
+                text = f"gradgate: the state is of {field} {state[field]}, this process has {mine}"
+                return f"{text}; flush() before saving, or start without a state"
+        if self._plain and state["session"] is not None:
+            return f"gradgate: the state is of a session, which mode {self.options['mode']} has not here; flush() first"
+        return ""
 
 
 def _result(future: torch.futures.Future) -> torch.Tensor:

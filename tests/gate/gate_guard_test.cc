@@ -1,0 +1,189 @@
+// The guard's verdicts, a demotion in a whole life of a gate, and the exposed objective, to the letter.
+#include <gtest/gtest.h>
+
+#include "gate/exposed.h"
+#include "gate/guard.h"
+#include "tests/gate/simulator.h"
+
+namespace gradgate::gate {
+namespace {
+
+TEST(GuardJudge, EachBudgetHasItsReason) {
+  const GuardLimits plain{0.1, 2, 4, false}, feedback{0.1, 2, 4, true};
+  GuardNumbers n;
+  n.stage1 = 1e9;
+  EXPECT_EQ(judge(n, plain), Why::starting);  // not known
+  n = {true, 0.1, 0.1, 8.0, 0, 0, true};
+  EXPECT_EQ(judge(n, plain), Why::starting);  // budgets are inclusive
+  EXPECT_EQ(judge(n, feedback), Why::starting);
+  n.stage2 = 0.101;
+  EXPECT_EQ(judge(n, plain), Why::guard_error);
+  EXPECT_EQ(judge(n, feedback), Why::starting);
+  n.stage2 = 0, n.stage1 = 0.101;
+  EXPECT_EQ(judge(n, plain), Why::guard_error);
+  n.residual = 8.01;
+  EXPECT_EQ(judge(n, feedback), Why::guard_residual);
+  n.non_finite_out = 1;
+  EXPECT_EQ(judge(n, feedback), Why::guard_non_finite);
+  n.non_finite_in = 1;  // a gradient was not finite: not the codec's doing
+  EXPECT_EQ(judge(n, feedback), Why::guard_residual);
+  n.replicas_equal = false;
+  EXPECT_EQ(judge(n, feedback), Why::guard_replicas);
+}
+
+/// Every guarded step of every rank gets `reading`, until the simulation ends.
+struct Guarded : Simulation {
+  using Simulation::Simulation;
+  double error = 0.01;       ///< relative, both stages, of codecs below `from_fidelity`
+  int from_fidelity = 3;     ///< codecs as lossy as this have
+  double lossy_error = 0.3;  ///< this error
+  bool split_replicas = false;
+  std::vector<int> guarded;  ///< candidates of guarded steps
+
+  void run_guarded(uint64_t steps) {
+    for (uint64_t i = 0; i < steps; ++i) {
+      const StepPlan plan = gates[0].plan(0);
+      if (plan.guard) {
+        guarded.push_back(plan.candidate);
+        const double e = codec(plan.candidate).fidelity >= from_fidelity ? lossy_error : error;
+        for (uint32_t r = 0; r < world.ranks; ++r) {
+          const double hash = split_replicas ? r : 7;
+          gates[r].record_guard(0, {e * e, 1, e * e, 1, 1, 1, 0, 0, hash});
+        }
+      }
+      step();
+    }
+  }
+};
+
+World three_codecs() {
+  World w;
+  w.compute_s = 5e-3;
+  w.codecs = {{.name = "bf16", .fidelity = 1, .ratio = 2, .encode_Bps = 8e9, .decode_Bps = 16e9},
+              {.name = "int8", .fidelity = 2, .ratio = 3.94},
+              {.name = "int4:noef", .fidelity = 3, .ratio = 7.5}};
+  return w;
+}
+
+TEST(GuardLife, ALossyCodecGivesWayToTheNextMoreFaithfulOne) {
+  Guarded sim(three_codecs(), {});
+  sim.run_guarded(400);
+  EXPECT_EQ(sim.gates[0].running(0), 2);  // int8
+  ASSERT_FALSE(sim.guarded.empty());
+  EXPECT_EQ(sim.guarded.front(), 3);  // int4 was the fastest, and ran in its verification only
+  const auto closed = sim.lines("close", "\"candidate\":\"int4:noef\"");
+  ASSERT_EQ(closed.size(), 1u);
+  EXPECT_NE(closed[0].find("\"why\":\"guard_error\""), std::string::npos) << closed[0];
+  EXPECT_EQ(sim.lines("guard", "\"action\":\"guard_error\"").size(), 1u);
+  EXPECT_GE(sim.lines("guard", "\"action\":\"keep\"").size(), 1u);
+  EXPECT_EQ(sim.gates[0].totals().demotions, 1u);
+  EXPECT_NEAR(sim.gates[0].totals().largest_error, 0.01, 1e-9);
+  for (const auto& log : sim.logs) EXPECT_EQ(log, sim.logs[0]);
+}
+
+TEST(GuardLife, AnErrorThatGrowsInHoldDemotesDownToDense) {
+  Guarded sim(three_codecs(), {});
+  sim.from_fidelity = 99;
+  sim.run_guarded(300);
+  ASSERT_EQ(sim.gates[0].running(0), 3);
+  sim.from_fidelity = 0;  // now everything loses too much
+  sim.run_guarded(600);
+  EXPECT_EQ(sim.gates[0].running(0), 0);
+  EXPECT_EQ(sim.gates[0].totals().demotions, 3u);
+  EXPECT_GE(sim.count(0, Action::flush), 1);
+  const int compressed = sim.count(0, Action::compress);
+  sim.run_guarded(2000);
+  EXPECT_EQ(sim.count(0, Action::compress), compressed);  // and stays closed
+}
+
+TEST(GuardLife, RanksWithDifferentResultsCloseTheCodec) {
+  Guarded sim(three_codecs(), {});
+  sim.split_replicas = true;
+  sim.run_guarded(300);
+  EXPECT_EQ(sim.gates[0].running(0), 0);
+  EXPECT_GE(sim.lines("close", "guard_replicas").size(), 1u);
+}
+
+// --- the exposed objective
+
+CandidateCost cost(double total_s, int fidelity) { return {0, total_s, 0, 10, fidelity, false}; }
+
+struct Case {
+  std::vector<double> ready, dense;
+  std::vector<std::vector<CandidateCost>> candidates;
+  std::vector<Decision> decide(ExposedStep* step = nullptr) {
+    std::vector<ExposedBucket> buckets;
+    std::vector<Decision> decisions;
+    for (size_t i = 0; i < ready.size(); ++i) {
+      buckets.push_back({ready[i], dense[i], candidates[i], kNoIncumbent});
+      decisions.push_back(gate::decide(dense[i], 100, candidates[i]));
+    }
+    const ExposedStep result = decide_exposed(buckets, decisions);
+    if (step != nullptr) *step = result;
+    return decisions;
+  }
+};
+
+TEST(Exposed, AHiddenTransferStaysDense) {
+  // Ready at 0, 10 and 20; dense 8 each is done before the next comes: only the last one shows.
+  Case c{{0, 10, 20}, {8, 8, 8}, {{cost(2, 2)}, {cost(2, 2)}, {cost(2, 2)}}};
+  ExposedStep step;
+  const auto d = c.decide(&step);
+  EXPECT_EQ(d[0].chosen, 0);
+  EXPECT_EQ(d[0].why, Why::hidden);
+  EXPECT_EQ(d[0].considered, 1);  // the numbers of what would have run
+  EXPECT_EQ(d[1].chosen, 0);
+  EXPECT_EQ(d[2].chosen, 1);
+  EXPECT_DOUBLE_EQ(step.dense_s, 8);
+  EXPECT_DOUBLE_EQ(step.chosen_s, 2);
+}
+
+TEST(Exposed, AQueueThatIsNeverEmptyCompressesEverything) {
+  Case c{{0, 1, 2}, {8, 8, 8}, {{cost(2, 2)}, {cost(2, 2)}, {cost(2, 2)}}};
+  ExposedStep step;
+  const auto d = c.decide(&step);
+  for (const Decision& decision : d) EXPECT_EQ(decision.chosen, 1);
+  EXPECT_DOUBLE_EQ(step.dense_s, 22);
+  EXPECT_DOUBLE_EQ(step.chosen_s, 4);
+}
+
+TEST(Exposed, WithoutOverlapItIsTheSerialObjective) {
+  Case c{{0, 0}, {10, 10}, {{cost(5.1, 1), cost(5, 2)}, {cost(11, 1), cost(12, 2)}}};
+  const auto d = c.decide();
+  EXPECT_EQ(d[0].chosen, 1);  // within 5 % and more faithful
+  EXPECT_EQ(d[1].chosen, 0);
+  EXPECT_EQ(d[1].why, Why::break_even);
+}
+
+TEST(Exposed, AMoreFaithfulCandidateRunsWhereItsTimeIsHidden) {
+  // The serial choice of bucket 0 is candidate 2 (4 against 9), but until bucket 1 is ready there is time for 9.
+  Case c{{0, 10}, {14, 8}, {{cost(9, 1), cost(4, 2)}, {cost(6, 1), cost(3, 2)}}};
+  const auto d = c.decide();
+  EXPECT_EQ(d[0].chosen, 1);
+  EXPECT_EQ(d[0].why, Why::most_faithful);
+  EXPECT_EQ(d[1].chosen, 2);
+}
+
+TEST(Exposed, TheGateUsesItOnceEveryBucketHasATime) {
+  World w = three_codecs();
+  w.bucket_bytes = {4e6, 4e6};
+  const double dense_s = exchange_cost(Exchange::all_reduce, link_model(w.link, w.ranks), 4e6);
+  for (const bool given : {false, true}) {
+    Simulation sim(w, {});
+    for (int i = 0; i < 400; ++i) {
+      for (uint32_t r = 0; r < w.ranks; ++r) {
+        sim.gates[r].record_ready(0, 0);
+        if (given) sim.gates[r].record_ready(1, 2 * dense_s);
+      }
+      sim.step();
+    }
+    const auto lines = sim.lines("predict", given ? "\"objective\":\"exposed\"" : "\"objective\":\"serial\"");
+    EXPECT_FALSE(lines.empty());
+    EXPECT_EQ(sim.lines("predict", "\"why\":\"hidden\"").empty(), !given);
+    EXPECT_EQ(sim.gates[0].running(0) == 0, given);
+    EXPECT_NE(sim.gates[0].running(1), 0);
+  }
+}
+
+}  // namespace
+}  // namespace gradgate::gate

@@ -1,0 +1,120 @@
+"""A rank that dies, stalls, fails or is configured differently: every other rank gets an error in time, with names."""
+
+import os
+import time
+
+import pytest
+import torch.distributed as dist
+
+import gradgate
+import gradgate.torch as gg
+from models import deep, gate, train, wrap
+
+TIMEOUT_S = 5.0
+
+
+def fails_in_step_3(how, mode):
+    rank = dist.get_rank()
+    ddp = wrap(deep())
+    state = gate(ddp, mode=mode, codecs=["int8"])
+    train(ddp, 3)
+    begin = time.monotonic()
+    if rank == 1 and how == "dies":
+        os._exit(1)
+    if rank == 1 and how == "stalls":
+        time.sleep(TIMEOUT_S * 3)
+        os._exit(1)
+    if rank == 1 and how == "raises":
+
+        def refuse(*_):
+            raise MemoryError("injected: out of memory")
+
+        state._core.session.all_reduce = refuse
+    try:
+        train(ddp, 2, first=3)
+    except Exception as error:
+        outcome = (str(error), time.monotonic() - begin)
+    else:
+        outcome = ("", time.monotonic() - begin)
+    if rank == 0:
+        time.sleep(1.5)  # the rendezvous store lives here: let the others read it
+    return outcome
+
+
+@pytest.mark.parametrize("how,mode", [("dies", "on"), ("stalls", "auto"), ("raises", "on")])
+def test_the_other_ranks_get_an_error_in_time(pool, how, mode):
+    results = pool.outcomes(3, fails_in_step_3, how, mode, timeout_s=60, group_timeout_s=TIMEOUT_S)
+    for rank in (0, 2):
+        assert isinstance(results[rank], tuple), results[rank]
+        text, after = results[rank]
+        assert after < TIMEOUT_S + 4, results[rank]
+        assert f"gradgate: rank {rank}, step 3 bucket" in text and "failed after" in text and "rank 1:" in text, text
+    if how == "raises":
+        text, after = results[1]
+        assert "injected: out of memory" in text and after < TIMEOUT_S
+    else:
+        assert results[1] is None
+
+
+def differs(name, values):
+    try:
+        gg.GateState(wrap(deep()), say=None, **{"mode": "on", "codecs": ["int8"], name: values[dist.get_rank()]})
+    except gradgate.Error as error:
+        return error.name, str(error)
+    return "none", ""
+
+
+@pytest.mark.parametrize(
+    "name,values,words",
+    [
+        ("codecs", (["chunk-topk:8/1024"], ["chunk-topk:9/1024"]), ("codecs", "chunk-topk:8/1024", "chunk-topk:9/1024")),
+        ("codecs", (["int8"], ["bf16"]), ("codecs", "int8", "bf16")),
+        ("seed", (1, 2), ("seed", "'1'", "'2'")),
+        ("mode", ("on", "auto"), ("mode", "'on'", "'auto'")),
+    ],
+)
+def test_different_configuration_is_named_on_every_rank(pool, name, values, words):
+    for code, text in pool.run(2, differs, name, values):
+        assert code == "peer_mismatch", text
+        for word in words:
+            assert word in text, text
+
+
+def bad_arguments():
+    ddp = wrap(deep())
+    for arguments, words in (
+        ({"mode": "maybe"}, "accepted: auto, on, off, observe"),
+        ({"codecs": ["int9"]}, "int9"),
+        ({"start_step": -1}, "start_step"),
+    ):
+        with pytest.raises(gradgate.Error, match=words):
+            gg.GateState(ddp, say=None, **arguments)
+    with pytest.raises(gradgate.Error, match="DistributedDataParallel"):
+        gg.GateState(deep())
+    state = gg.GateState(ddp, say=None)
+    with pytest.raises(gradgate.Error, match="attached already"):
+        state.attach(ddp)
+    state.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        state.flush()
+
+
+def test_bad_arguments_name_what_is_accepted(pool):
+    pool.run(2, bad_arguments)
+
+
+def wrong_interface():
+    ddp = wrap(deep())
+    os.environ["GLOO_SOCKET_IFNAME"] = "^lo"
+    try:
+        gg.GateState(ddp, say=None)
+    except gradgate.Error as error:
+        return str(error)
+    finally:
+        del os.environ["GLOO_SOCKET_IFNAME"]
+    return ""
+
+
+def test_an_interface_that_gloo_cannot_use_is_named(pool):
+    for text in pool.outcomes(2, wrong_interface, timeout_s=60, group_timeout_s=TIMEOUT_S):
+        assert "GLOO_SOCKET_IFNAME" in text and "^lo" in text, text

@@ -1,0 +1,82 @@
+"""The package as it is installed: a wheel from `pip install .`, quiet imports, the errors of a wrong library."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def python(code: str, **environment) -> subprocess.CompletedProcess:
+    env = {**os.environ, **environment}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
+
+
+def test_importing_is_quiet():
+    code = """
+import random, sys, threading
+before = random.getstate()
+import gradgate
+assert "torch" not in sys.modules
+import torch
+state = torch.get_rng_state()
+import gradgate.torch
+assert torch.equal(torch.get_rng_state(), state) and random.getstate() == before
+assert not torch.cuda.is_initialized()
+assert threading.active_count() == 1
+"""
+    done = python(code)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+
+
+def test_a_library_of_another_version_is_named_with_both_versions(tmp_path):
+    source = tmp_path / "other.c"
+    lines = (ROOT / "integration/python/gradgate/_native.py").read_text().split("\n")
+    functions = [line.split('"')[1] for line in lines if line.startswith('    "gg_')]
+    source.write_text(
+        'const char* gg_version(void) { return "9.8.7"; }\n'
+        + "".join(f"int {name}(void) {{ return 0; }}\n" for name in functions if name != "gg_version")
+    )
+    library = tmp_path / "libother.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source], check=True)
+    done = python("import gradgate; gradgate.native_version()", GRADGATE_LIBRARY=str(library))
+    last = done.stderr.strip().split("\n")[-1]
+    assert done.returncode != 0 and "0.1.0" in last and "9.8.7" in last, done.stderr
+
+
+def test_a_missing_library_is_one_line():
+    done = python("import gradgate; gradgate.native_version()", GRADGATE_LIBRARY="/nowhere/lib.so")
+    assert done.returncode != 0 and "/nowhere/lib.so" in done.stderr.strip().split("\n")[-1]
+
+
+def test_an_old_torch_is_named():
+    code = "import torch; torch.__version__ = '1.13.1'; import gradgate.torch"
+    last = python(code).stderr.strip().split("\n")[-1]
+    assert "2.1" in last and "1.13.1" in last
+
+
+def test_the_library_needs_no_driver_and_finds_everything():
+    listed = subprocess.run(["ldd", os.environ["GRADGATE_LIBRARY"]], capture_output=True, text=True, check=True).stdout
+    assert "not found" not in listed and "cuda" not in listed and "nccl" not in listed and "torch" not in listed
+
+
+def test_pip_install_ships_the_library(tmp_path):
+    target = tmp_path / "site"
+    install = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "-q", "--target", str(target), "."]
+    # Unoptimised: a third of the time to compile, and nothing here is fast or slow.
+    env = {**os.environ, "CMAKE_ARGS": "-DCMAKE_BUILD_TYPE=Debug"}
+    done = subprocess.run(install, cwd=ROOT, capture_output=True, text=True, timeout=280, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    env = {key: value for key, value in os.environ.items() if key not in ("GRADGATE_LIBRARY", "PYTHONPATH")}
+    env["PYTHONPATH"] = str(target)
+    code = "import gradgate; print(gradgate.native_version(), gradgate.library_path())"
+    seen = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    assert seen.stdout.split() == ["0.1.0", str(target / "gradgate" / "libgradgate.so")], seen.stderr
+
+
+def test_pip_install_without_a_compiler_is_one_line(tmp_path):
+    env = {**os.environ, "CXX": "no-such-compiler"}
+    install = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index", "-q", "-w", str(tmp_path), "."]
+    done = subprocess.run(install, cwd=ROOT, capture_output=True, text=True, timeout=120, env=env)
+    assert done.returncode != 0 and "gradgate: a C++20 compiler is needed" in done.stderr + done.stdout
