@@ -65,6 +65,7 @@ struct CandidateInfo {
   Exchange exchange = Exchange::two_shot;
   int fidelity = 0;                       ///< 0 is exact; a larger number loses more
   bool feedback = false;                  ///< what is lost is kept for later steps
+  bool unpriced = false;                  ///< a black box: not predicted, only verified against what runs
   Exchange between = Exchange::two_shot;  ///< of hierarchical: the exchange between the nodes
 };
 

@@ -178,8 +178,8 @@ double hash_shape(const GateShape& shape) noexcept {
   }
   for (const CandidateInfo& candidate : shape.candidates) {
     bytes(candidate.name, std::strlen(candidate.name) + 1);
-    number(candidate.feedback), number(double(candidate.exchange)), number(candidate.fidelity),
-        number(double(candidate.between));
+    number(candidate.feedback), number(candidate.unpriced), number(double(candidate.exchange)),
+        number(candidate.fidelity), number(double(candidate.between));
   }
   for (const BucketInfo& bucket : shape.buckets) {
     number(bucket.dense_bytes);
@@ -233,6 +233,7 @@ int shadow_candidate(const GateShape& shape, const PlanState& state, size_t buck
   // Buckets are staggered so that a step carries a mix of cheap and dear candidates.
   const int candidate = 1 + static_cast<int>((offset + bucket) % n);
   const BucketState& b = state.buckets[bucket];
+  if (shape.candidates[static_cast<size_t>(candidate) - 1].unpriced) return -1;
   if (!shape.offered(bucket, candidate) || (b.barred >> (candidate - 1) & 1) != 0) return -1;
   return candidate == b.running ? -1 : candidate;  // what runs is measured as it runs
 }

@@ -453,6 +453,14 @@ class Planner {
            : load > 1                                           ? kMaxLoadFactor
            : load < 1                                           ? 1 / kMaxLoadFactor
                                                                 : 1;
+    for (size_t i = 0; i < n; ++i) {
+      if (!shape_.candidates[i].unpriced || !selectable(bucket, static_cast<int>(i) + 1)) continue;
+      Decision d;
+      d.chosen = d.considered = static_cast<int>(i) + 1;
+      d.dense_s = agreed_.dense_transfer[bucket];
+      d.why = Why::unpriced;
+      return d;
+    }
     bool any_offered = false, any_left = false;
     for (size_t i = 0; i < n; ++i) {
       const int c = static_cast<int>(i) + 1;

@@ -37,6 +37,7 @@ constexpr WhyText kWhys[kWhyCount] = {
     {"guard_residual", "closed for good: its residual grew over the budget"},
     {"guard_non_finite", "closed for good: its result was not finite though every gradient was"},
     {"guard_replicas", "closed for good: ranks got different results"},
+    {"unpriced", "a black box: the measured steps decide"},
 };
 
 bool sane(double seconds) noexcept { return std::isfinite(seconds) && seconds >= 0; }
@@ -155,7 +156,7 @@ Message explain(uint64_t step, size_t bucket, double dense_bytes, const Decision
       .integer(static_cast<int64_t>(bucket));
   out.text(" ").bytes(dense_bytes).text(": ");
   const size_t c = static_cast<size_t>(d.considered);
-  if (d.considered > 0 && c < exchanges.size() && static_cast<size_t>(exchanges[c]) < 4) {
+  if (d.considered > 0 && c < exchanges.size() && static_cast<size_t>(exchanges[c]) < 4 && !std::isnan(d.encode_s)) {
     const bool pays = d.gain_s() - d.codec_s() > kRounding * d.dense_s;
     out.text("T_enc ").milliseconds(d.encode_s).text(" + T_dec ").milliseconds(d.decode_s).text(" = ");
     out.milliseconds(d.codec_s()).text(pays ? " ms < T(M) " : " ms ≥ T(M) ").milliseconds(d.dense_s).text(" − ");
@@ -172,6 +173,8 @@ Message explain(uint64_t step, size_t bucket, double dense_bytes, const Decision
     out.text(why_text(d.why)).text(")");
   } else if (verified_speedup > 0) {
     out.text(" (verified ").fixed(verified_speedup, verified_speedup < 9.95 ? 1 : 0).text("x)");
+  } else if (d.why == Why::unpriced) {
+    out.text(" (").text(why_text(d.why)).text(")");
   } else {
     const double ratio = d.dense_s / d.total_s();
     out.text(" (predicted ").fixed(ratio, ratio < 9.95 ? 1 : 0).text("x)");

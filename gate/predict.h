@@ -55,8 +55,9 @@ enum class Why : uint8_t {
   guard_residual = 22,      ///< closed for good: the residual grew over its budget
   guard_non_finite = 23,    ///< closed for good: the result was not finite though every gradient was
   guard_replicas = 24,      ///< closed for good: ranks got different results
+  unpriced = 25,            ///< a black box: the measured steps decide
 };
-inline constexpr int kWhyCount = 25;
+inline constexpr int kWhyCount = 26;
 /// "fastest", "break_even", …: the name used in the log. "?" outside the enumeration.
 const char* why_name(Why why) noexcept;
 /// One line for people, without the numbers. Never null.

@@ -8,6 +8,7 @@
 
 #include "gradgate/gradgate.h"
 #include "gradgate/gradgate_c.h"
+#include "integration/c_api_types.h"
 #include "integration/comm/callback_comm.h"
 
 using gradgate::Candidate;
@@ -16,11 +17,9 @@ using gradgate::DType;
 using gradgate::Message;
 using gradgate::Status;
 using gradgate::StatusCode;
+using gradgate::c_api::code;
+using gradgate::c_api::report;
 
-struct gg_comm {
-  Communicator* comm = nullptr;
-  std::unique_ptr<Communicator> owned;
-};
 struct gg_thread_group {
   std::unique_ptr<gradgate::ThreadGroup> group;
   std::vector<gg_comm> ranks;
@@ -35,15 +34,6 @@ struct gg_exchange {
 };
 
 namespace {
-
-int code(Status status) { return static_cast<int>(status.code()); }
-int code(StatusCode status) { return static_cast<int>(status); }
-
-int report(Status status, const Message& message, char* why, size_t why_bytes) {
-  if (why != nullptr && why_bytes > 0)
-    std::snprintf(why, why_bytes, "%s", message.text[0] ? message.text : status.message());
-  return code(status);
-}
 
 bool valid_dtype(int dtype) { return dtype >= 0 && dtype <= static_cast<int>(DType::u8); }
 

@@ -134,6 +134,40 @@ GG_API int gg_session_save_state(const gg_session* session, void* out, size_t by
 GG_API int gg_session_load_state(gg_session* session, const void* state, size_t bytes);
 GG_API const char* gg_session_last_error(const gg_session* session);
 
+/* --- a gate around another reduction
+ * ---------------------------------------------------------------------------------------------- */
+typedef struct gg_hook_gate gg_hook_gate; /* compares somebody else's reduction of whole steps with dense */
+enum { GG_STEP_DENSE = 0, GG_STEP_PROBE = 1, GG_STEP_FLUSH = 2, GG_STEP_HOOK = 3 };
+
+typedef struct gg_hook_gate_options {
+  size_t size;        /* sizeof(gg_hook_gate_options) */
+  const char* name;   /* of the reduction; copied */
+  double dense_bytes; /* of a step's gradients */
+  double timeout_s;
+  void (*log)(void* context, const char* line, size_t length); /* as in gg_session_options */
+  void* log_context;
+  void (*explain)(void* context, const char* line);
+  void* explain_context;
+} gg_hook_gate_options;
+typedef struct gg_hook_gate_stats {
+  uint64_t steps, hook_steps;
+  double saved_s, dense_step_s, plan_step_s; /* NaN before they were measured */
+} gg_hook_gate_stats;
+
+/* Collective. */
+GG_API int gg_hook_gate_create(gg_comm* comm, const gg_hook_gate_options* options, gg_hook_gate** out, char* why,
+                               size_t why_bytes);
+GG_API void gg_hook_gate_destroy(gg_hook_gate* gate);
+/* GG_STEP_…: what the step that begins does, the same on every rank. Probe: dense, the reduction's residual stays as it
+ * is. Flush: dense, and the residual goes with it. */
+GG_API int gg_hook_gate_plan(const gg_hook_gate* gate);
+/* The step's last bucket was complete at now_s, on the clock of gg_now(). Collective where an agreement is due. */
+GG_API int gg_hook_gate_end_step(gg_hook_gate* gate, double now_s);
+GG_API const char* gg_hook_gate_explain(gg_hook_gate* gate);
+GG_API const char* gg_hook_gate_phase(const gg_hook_gate* gate);
+GG_API void gg_hook_gate_get_stats(const gg_hook_gate* gate, gg_hook_gate_stats* out);
+GG_API const char* gg_hook_gate_last_error(const gg_hook_gate* gate);
+
 /* --- exchange: bring your own collectives
  * ---------------------------------------------------------------------------------------- */
 typedef struct gg_exchange gg_exchange;

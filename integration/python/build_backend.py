@@ -55,6 +55,16 @@ def _run(command: list[str]) -> None:
         _stop(f"building the library failed: {' '.join(command)}")
 
 
+def _library(folder: pathlib.Path, config_settings) -> pathlib.Path:
+    """The library of `--config-settings library=FILE` (built before, by CMake), or a new one."""
+    given = (config_settings or {}).get("library")
+    if given is None:
+        return _build_library(folder)
+    if not pathlib.Path(given).is_file():
+        _stop(f"--config-settings library={given}: no such file")
+    return pathlib.Path(given)
+
+
 def _build_library(folder: pathlib.Path) -> pathlib.Path:
     for tool, package in (("cmake", "cmake >= 3.25"), (os.environ.get("CXX", "g++"), "a C++20 compiler")):
         if shutil.which(tool) is None:
@@ -87,7 +97,7 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     info = f"{NAME}-{_version()}.dist-info"
     name = f"{NAME}-{_version()}-{_tag()}.whl"
     with tempfile.TemporaryDirectory() as scratch:
-        library = _build_library(pathlib.Path(scratch))
+        library = _library(pathlib.Path(scratch), config_settings)
         files = {f"{NAME}/libgradgate.so": library.read_bytes()}
         for path in sorted(PACKAGE.rglob("*")):
             if path.suffix in (".py", ".typed", ".html"):

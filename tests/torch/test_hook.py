@@ -345,8 +345,8 @@ def delays(steps):
     state = gate(ddp, mode="auto", codecs=["int8", "chunk-topk:8/1024"], log=lines.append)
     rank = dist.get_rank()
     delay = random.Random(rank)
-    for p in list(ddp.parameters())[::3]:
-        p.register_hook(lambda g: time.sleep(0.0004 * delay.random()) if delay.random() < 0.3 else None)
+    for p in list(ddp.parameters())[::4]:
+        p.register_hook(lambda g: time.sleep(0.0003 * delay.random()) if delay.random() < 0.2 else None)
     train(ddp, steps, lr=0.01, width=16)
     assert len(state.explain()) >= 8
     mine = torch.cat([w.flatten() for w in weights(ddp)])

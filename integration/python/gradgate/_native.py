@@ -115,6 +115,24 @@ class SessionStats(ctypes.Structure):
     _fields_ += [("compression_error", c_double), ("residual_ratio", c_double)]
 
 
+class HookGateOptions(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("name", c_char_p),
+        ("dense_bytes", c_double),
+        ("timeout_s", c_double),
+        ("log", LOG),
+        ("log_context", c_void_p),
+        ("explain", EXPLAIN),
+        ("explain_context", c_void_p),
+    ]
+
+
+class HookGateStats(ctypes.Structure):
+    _fields_ = [("steps", c_uint64), ("hook_steps", c_uint64)]
+    _fields_ += [(name, c_double) for name in ("saved_s", "dense_step_s", "plan_step_s")]
+
+
 _SIGNATURES = {
     "gg_version": (c_char_p, []),
     "gg_status_message": (c_char_p, [c_int]),
@@ -144,6 +162,14 @@ _SIGNATURES = {
     "gg_session_save_state": (c_int, [c_void_p, c_void_p, c_size_t, POINTER(c_size_t)]),
     "gg_session_load_state": (c_int, [c_void_p, c_char_p, c_size_t]),
     "gg_session_last_error": (c_char_p, [c_void_p]),
+    "gg_hook_gate_create": (c_int, [c_void_p, POINTER(HookGateOptions), POINTER(c_void_p), c_char_p, c_size_t]),
+    "gg_hook_gate_destroy": (None, [c_void_p]),
+    "gg_hook_gate_plan": (c_int, [c_void_p]),
+    "gg_hook_gate_end_step": (c_int, [c_void_p, c_double]),
+    "gg_hook_gate_explain": (c_char_p, [c_void_p]),
+    "gg_hook_gate_phase": (c_char_p, [c_void_p]),
+    "gg_hook_gate_get_stats": (None, [c_void_p, POINTER(HookGateStats)]),
+    "gg_hook_gate_last_error": (c_char_p, [c_void_p]),
 }
 
 _lock = threading.Lock()

@@ -118,3 +118,54 @@ class Session:
 
     def load_state(self, state: bytes) -> None:
         self._check(self._native.gg_session_load_state(self._handle, bytes(state), len(state)))
+
+
+class HookGate:
+    """The gate around a reduction that is not gradgate's (gg_hook_gate). One thread at a time."""
+
+    DENSE, PROBE, FLUSH, HOOK = range(4)
+
+    def __init__(
+        self,
+        communicator: c_void_p,
+        name: str,
+        dense_bytes: int,
+        timeout_s: float,
+        log: Callable[[str], None] | None = None,
+        say: Callable[[str], None] | None = None,
+    ):
+        self._native = _native.library()
+        options = _native.HookGateOptions(ctypes.sizeof(_native.HookGateOptions), name.encode(), dense_bytes, timeout_s)
+        self._callbacks = []
+        if log is not None:
+            options.log = _native.LOG(lambda _, line, size: log(ctypes.string_at(line, size).decode()))
+            self._callbacks.append(options.log)
+        if say is not None:
+            options.explain = _native.EXPLAIN(lambda _, line: say(line.decode()))
+            self._callbacks.append(options.explain)
+        self._handle = _native.created(self._native.gg_hook_gate_create, communicator, byref(options))
+
+    def close(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._native.gg_hook_gate_destroy(handle)
+        self._callbacks = []
+
+    def plan(self) -> int:
+        return self._native.gg_hook_gate_plan(self._handle)
+
+    def end_step(self, now_s: float) -> None:
+        code = self._native.gg_hook_gate_end_step(self._handle, now_s)
+        if code != 0:
+            raise Error(code, self._native.gg_hook_gate_last_error(self._handle).decode(errors="replace"))
+
+    def explain(self) -> str:
+        return self._native.gg_hook_gate_explain(self._handle).decode()
+
+    def phase(self) -> str:
+        return self._native.gg_hook_gate_phase(self._handle).decode()
+
+    def stats(self) -> dict[str, int | float]:
+        stats = _native.HookGateStats()
+        self._native.gg_hook_gate_get_stats(self._handle, byref(stats))
+        return {name: getattr(stats, name) for name, _ in stats._fields_}

@@ -9,7 +9,8 @@ import torch as _torch
 if not _torch.distributed.is_available() or tuple(int(part) for part in _torch.__version__.split(".")[:2]) < (2, 1):
     raise ImportError(f"gradgate.torch needs torch 2.1 or newer with torch.distributed, found {_torch.__version__}")
 
+from ._foreign import HookGateState, gated, gated_bf16, gated_fp16, gated_power_sgd
 from ._hook import gated_hook
 from ._state import GateState
 
-__all__ = ["GateState", "gated_hook"]
+__all__ = ["GateState", "HookGateState", "gated", "gated_bf16", "gated_fp16", "gated_hook", "gated_power_sgd"]

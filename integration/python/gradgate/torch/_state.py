@@ -1,8 +1,6 @@
 """GateState: what ``register_comm_hook`` keeps for a DDP module."""
 
 import pathlib
-import sys
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -16,47 +14,14 @@ from .._session import param_id
 from ._core import Arrival, BucketKey, Core, average_plainly
 from ._group import DTYPE_CODES, sibling_group
 from ._issuer import Issuer
+from ._support import close_issuer, log_function, print_line, timeout_of
 from ._words import LastWords
-
-DEFAULT_TIMEOUT_S = 300.0
 
 
 def canonical_name(name: str) -> str:
     """A parameter's name without the wrappers that come and go: DDP's ``module.``, torch.compile's ``_orig_mod.``."""
     parts = [part for part in name.split(".") if part != "_orig_mod"]
     return ".".join(parts[1:] if parts[:1] == ["module"] and len(parts) > 1 else parts)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def _timeout_of(group: dist.ProcessGroup) -> float:
-    try:
-        options = group._get_backend(torch.device("cpu")).options
-        return options._timeout.total_seconds()
-    except (AttributeError, RuntimeError):
-        return DEFAULT_TIMEOUT_S
-
-
-class _LogFile:
-    """Lines into a file, each written whole."""
-
-    def __init__(self, path: pathlib.Path):
-        self._file = open(path, "a", encoding="utf-8")
-
-    def __call__(self, line: str) -> None:
-        self._file.write(line + "\n")
-        self._file.flush()
-
-
-def _close(issuer: Issuer, holder: list) -> None:
-    """Ends a state's thread and session. Holds no reference to the state."""
-    try:
-        issuer.submit(lambda: [core.close() for core in holder])
-    except RuntimeError:
-        return
-    issuer.close()
 
 
 class GateState:
@@ -85,7 +50,7 @@ class GateState:
         scaler=None,
         start_step: int = 0,
         log: str | pathlib.Path | Callable[[str], None] | None = None,
-        say: Callable[[str], None] | None = _say,
+        say: Callable[[str], None] | None = print_line,
         seed: int = 0,
         timeout_s: float | None = None,
         link: tuple[float, float] | None = None,
@@ -153,13 +118,10 @@ class GateState:
             self.load_state_dict(waiting)
 
     def _start(self) -> None:
-        timeout_s = self.options["timeout_s"] or _timeout_of(self._group)
+        timeout_s = self.options["timeout_s"] or timeout_of(self._group)
         group = sibling_group(self._group, timeout_s)
         rank = dist.get_rank(group)
-        log = self._log
-        if isinstance(log, (str, pathlib.Path)):
-            named = str(log).replace("{rank}", str(rank))
-            log = _LogFile(pathlib.Path(named)) if rank == 0 or named != str(log) else None
+        log = log_function(self._log, rank)
         options = {
             "mode": self.options["mode"],
             "codecs": ",".join(self.options["codecs"]),
@@ -174,7 +136,7 @@ class GateState:
         except BaseException:
             self._issuer.close()
             raise
-        self._finalizer = weakref.finalize(self, _close, self._issuer, [self._core])
+        self._finalizer = weakref.finalize(self, close_issuer, self._issuer, self._core)
 
     def close(self) -> None:
         """Ends the thread and frees the session. Later buckets raise."""
@@ -188,7 +150,7 @@ class GateState:
     def __setstate__(self, pickled: dict) -> None:
         self.options = pickled["options"]
         self._waiting_state = pickled["state"]
-        self._scaler, self._log, self._say = None, None, _say
+        self._scaler, self._log, self._say = None, None, print_line
         self._core, self._plain = None, False
 
     # --- the hook
