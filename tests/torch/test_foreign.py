@@ -11,7 +11,7 @@ import gradgate
 import gradgate.torch as gg
 from models import deep, train, weights, wrap
 
-MANY_STEPS = 2 + 10 + 64 + 40  # ungated, start-up, two rounds of windows, a piece of hold
+MANY_STEPS = 2 + 10 + 64 + 20  # ungated, start-up, at most two rounds of windows, a piece of hold
 
 
 def slow(seconds):
@@ -58,7 +58,7 @@ def slow_dense(future, seconds):
 def test_a_faster_hook_is_verified_and_runs(pool):
     results = pool.run(2, gated_run, 0.0, 0.02)
     phase, stats, line, lines, said = results[0]
-    assert phase == "hold" and "mine (verified" in line, line
+    assert phase in ("hold", "verify") and "mine (verified" in line, line  # verify: a busy machine may ask for a check
     assert stats["gradgate/saved_s"] > 0 and stats["gradgate/hook_steps"] > 40
     assert any('"verdict":"win"' in entry for entry in lines) and results[0][3] == results[1][3]
     assert any("verified" in entry for entry in said) and not results[1][4]
