@@ -4,6 +4,7 @@
 
 #include "integration/cli/allreduce_report.h"
 #include "integration/cli/allreduce_run.h"
+#include "integration/cli/calibrate/profile_store.h"
 #include "integration/cli/context.h"
 #include "integration/cli/error.h"
 #include "integration/cli/quantity.h"
@@ -123,8 +124,8 @@ void add_allreduce(CLI::App& program, Context& context) {
   options.add("-d,--datatype", "float", "TYPE", "float, bfloat16 or half",
               [arguments](const std::string& option, const std::string& text) { arguments->setup.dtype = parse_dtype(option, text); });
   options.add("-t,--ranks", "", "N", "ranks, as threads of this process, 1 ... 1024 [4]; under mpirun its processes are the ranks", count_into(&arguments->ranks, 1, 1024));
-  options.add("--link", "", "LINK", "emulate a link between ranks: " + link_grammar(),
-              [arguments](const std::string& option, const std::string& text) { arguments->setup.shaping.link = parse_link(option, text); });
+  options.add("--link", "", "LINK", "emulate a link between ranks: " + link_grammar() + "; or the file of a profile (profile.json)",
+              [arguments](const std::string& option, const std::string& text) { arguments->setup.shaping.link = parse_link_or_profile(option, text); });
   options.flag("--virtual", "with --link: model time instead of waiting; results do not depend on the machine", &setup.shaping.virtual_clock);
   options.add("--codec-rate", "", "RATE[:RATE]", "with --virtual: gradient bytes per second of encoding and decoding, e.g. 2GB/s:4GB/s; free unless given",
               [arguments](const std::string& option, const std::string& text) { arguments->setup.rates = parse_codec_rates(option, text); });

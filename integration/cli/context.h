@@ -32,6 +32,7 @@ struct Context {
 void add_demo(CLI::App& program, Context& context);
 void add_bench(CLI::App& program, Context& context);
 void add_allreduce(CLI::App& program, Context& context);
+void add_doctor(CLI::App& program, Context& context);
 void add_calibrate(CLI::App& program, Context& context);
 void add_roundtrip(CLI::App& program, Context& context);
 

@@ -29,6 +29,7 @@ JSON file (--config); a flag wins over the environment, that over the file.
 
 Examples:
   gradgate demo                              the whole idea in a minute
+  gradgate doctor --params 350M --step 420ms     what to do about a training here: leave it off, or which codec
   gradgate bench int8                        how fast, how small, how wrong; on which links it pays here
   gradgate allreduce -b 64K -e 16M -f 4 --ranks 4 --link 1gbit:50us
   mpirun -n 4 gradgate allreduce             the same over MPI
@@ -80,6 +81,7 @@ int main(int argc, char** argv) {
   add_demo(program, context);
   add_bench(program, context);
   add_allreduce(program, context);
+  add_doctor(program, context);
   add_calibrate(program, context);
   add_roundtrip(program, context);
 

@@ -1,9 +1,11 @@
 #include "integration/cli/quantity.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <span>
 #include <system_error>
+#include <utility>
 
 #include "integration/cli/error.h"
 
@@ -121,35 +123,48 @@ double parse_real(std::string_view option, std::string_view text, std::span<cons
   fail(option, text, rest.empty() ? "has no unit" : "has the unknown unit '" + std::string(rest) + "'", grammar);
 }
 
+struct WholeUnit {
+  std::string_view name;
+  uint64_t factor;
+};
+
+uint64_t parse_whole(std::string_view option, std::string_view text, std::span<const WholeUnit> units, const char* grammar) {
+  Decimal number;
+  std::string_view rest;
+  if (!read_decimal(text, &number, &rest)) fail(option, text, text.empty() ? "is empty" : "does not start with a number", grammar);
+  for (const WholeUnit& unit : units) {
+    if (unit.name != rest) continue;
+    uint64_t value = 0;
+    if (const char* why = whole_number(number, unit.factor, &value)) fail(option, text, why, grammar);
+    return value;
+  }
+  fail(option, text, "has the unknown unit '" + std::string(rest) + "'", grammar);
+}
+
+constexpr size_t kMostValues = 64;
+
 std::string with_unit(double value, int digits, const char* unit) { return format_number(value, digits) + " " + unit; }
 
 }  // namespace
 
 uint64_t parse_size(std::string_view option, std::string_view text) {
-  static constexpr struct {
-    std::string_view name;
-    uint64_t bytes;
-  } kUnits[] = {{"", 1},
-                {"B", 1},
-                {"kB", 1000},
-                {"MB", 1000000},
-                {"GB", 1000000000},
-                {"KiB", 1u << 10},
-                {"MiB", 1u << 20},
-                {"GiB", 1u << 30},
-                {"K", 1u << 10},
-                {"M", 1u << 20},
-                {"G", 1u << 30}};
-  Decimal number;
-  std::string_view rest;
-  if (!read_decimal(text, &number, &rest)) fail(option, text, text.empty() ? "is empty" : "does not start with a number", kSizeGrammar);
-  for (const auto& unit : kUnits) {
-    if (unit.name != rest) continue;
-    uint64_t value = 0;
-    if (const char* why = whole_number(number, unit.bytes, &value)) fail(option, text, why, kSizeGrammar);
-    return value;
-  }
-  fail(option, text, "has the unknown unit '" + std::string(rest) + "'", kSizeGrammar);
+  static constexpr WholeUnit kUnits[] = {{"", 1},
+                                         {"B", 1},
+                                         {"kB", 1000},
+                                         {"MB", 1000000},
+                                         {"GB", 1000000000},
+                                         {"KiB", 1u << 10},
+                                         {"MiB", 1u << 20},
+                                         {"GiB", 1u << 30},
+                                         {"K", 1u << 10},
+                                         {"M", 1u << 20},
+                                         {"G", 1u << 30}};
+  return parse_whole(option, text, kUnits, kSizeGrammar);
+}
+
+uint64_t parse_parameters(std::string_view option, std::string_view text) {
+  static constexpr WholeUnit kUnits[] = {{"", 1}, {"k", 1000}, {"M", 1000000}, {"B", 1000000000}};
+  return parse_whole(option, text, kUnits, kParametersGrammar);
 }
 
 uint64_t parse_count(std::string_view option, std::string_view text) {
@@ -168,6 +183,48 @@ double parse_bandwidth(std::string_view option, std::string_view text) {
   const double value = parse_real(option, text, kBandwidthUnits, kBandwidthGrammar);
   if (value <= 0) fail(option, text, "is not above zero", kBandwidthGrammar);
   return value;
+}
+
+double parse_number(std::string_view option, std::string_view text) {
+  static constexpr Unit kNone[] = {{"", 1}};
+  return parse_real(option, text, kNone, kNumberGrammar);
+}
+
+double parse_share(std::string_view option, std::string_view text) {
+  static constexpr Unit kUnits[] = {{"", 1}, {"%", 1, 100}};
+  const double value = parse_real(option, text, kUnits, kShareGrammar);
+  if (!(value > 0 && value <= 1)) fail(option, text, "is outside", kShareGrammar);
+  return value;
+}
+
+std::vector<uint64_t> parse_range(const std::string& option, const std::string& text, uint64_t factor,
+                                  uint64_t (*parse)(std::string_view option, std::string_view text)) {
+  constexpr const char* kGrammar = "one value, a list (8,12,64), or a range low..high or low..high*factor";
+  std::vector<uint64_t> values;
+  const size_t dots = text.find("..");
+  if (dots != std::string::npos) {
+    const size_t star = text.find('*', dots);
+    const size_t end = star == std::string::npos ? text.size() : star;
+    const uint64_t low = parse(option, text.substr(0, dots)), high = parse(option, text.substr(dots + 2, end - dots - 2));
+    if (star != std::string::npos) {
+      factor = parse_count(option, text.substr(star + 1));
+      if (factor < 2) fail(option, text, "has a factor below 2", kGrammar);
+    }
+    if (low > high || low == 0) fail(option, text, low == 0 ? "begins at 0" : "ends before it begins", kGrammar);
+    for (uint64_t value = low; value < high && values.size() <= kMostValues; value = value > high / factor ? high : value * factor) {
+      values.push_back(value);
+    }
+    values.push_back(high);
+  } else {
+    for (size_t begin = 0; begin <= text.size();) {
+      const size_t end = std::min(text.find(',', begin), text.size());
+      values.push_back(parse(option, text.substr(begin, end - begin)));
+      if (values.size() > 1 && values.back() <= values[values.size() - 2]) fail(option, text, "is not ascending", kGrammar);
+      begin = end + 1;
+    }
+  }
+  if (values.size() > kMostValues) fail(option, text, "has more than 64 values", kGrammar);
+  return values;
 }
 
 void check_range(std::string_view option, std::string_view text, uint64_t value, uint64_t low, uint64_t high) {
@@ -214,6 +271,30 @@ std::string format_size(uint64_t bytes) {
     if (value >= unit.bytes) return trimmed(value / unit.bytes) + " " + unit.name;
   }
   return std::to_string(bytes) + " B";
+}
+
+std::string format_decimal_size(double bytes) {
+  if (!std::isfinite(bytes)) return "n/a";
+  static constexpr struct {
+    const char* name;
+    double bytes;
+  } kUnits[] = {{"TB", 1e12}, {"GB", 1e9}, {"MB", 1e6}, {"kB", 1e3}};
+  for (const auto& unit : kUnits) {
+    if (std::fabs(bytes) >= unit.bytes) return trimmed(bytes / unit.bytes) + " " + unit.name;
+  }
+  return trimmed(bytes) + " B";
+}
+
+std::string format_tenths(double seconds) {
+  if (!std::isfinite(seconds)) return "n/a";
+  const double magnitude = std::fabs(seconds);
+  const auto [factor, unit] = magnitude >= 1      ? std::pair{1.0, "s"}
+                              : magnitude >= 1e-3 ? std::pair{1e3, "ms"}
+                              : magnitude >= 1e-6 ? std::pair{1e6, "us"}
+                                                  : std::pair{1e9, "ns"};
+  char buffer[64];
+  const auto end = std::to_chars(buffer, buffer + sizeof buffer, magnitude == 0 ? 0 : seconds * factor, std::chars_format::fixed, 1);
+  return std::string(buffer, end.ptr) + " " + (magnitude == 0 ? "s" : unit);
 }
 
 std::string format_time(double seconds) {

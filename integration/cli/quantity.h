@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace gradgate::cli {
 
@@ -16,6 +17,9 @@ inline constexpr const char* kTimeGrammar = "a time: a number and ns, us, ms or 
 inline constexpr const char* kBandwidthGrammar =
     "a bandwidth: a number and B/s, kB/s, MB/s, GB/s (powers of 1000), Mbit/s, Gbit/s, mbit or gbit; e.g. 10gbit, 1.25GB/s";
 inline constexpr const char* kCountGrammar = "a whole number, e.g. 4, 1000 or 1e6";
+inline constexpr const char* kNumberGrammar = "a number, e.g. 64, 3.94 or 1e3";
+inline constexpr const char* kShareGrammar = "a share above 0 and up to 1, or a percentage: 0.1 or 10%";
+inline constexpr const char* kParametersGrammar = "a number of parameters: a number and k, M or B (powers of 1000), or a plain number; e.g. 350M, 1.5B";
 
 /// Bytes. Throws UsageError naming `option`, the text and the grammar for anything that is not a whole number of bytes below 2^63.
 uint64_t parse_size(std::string_view option, std::string_view text);
@@ -26,11 +30,26 @@ double parse_time(std::string_view option, std::string_view text);
 /// Bytes per second, finite and > 0.
 double parse_bandwidth(std::string_view option, std::string_view text);
 
+/// A decimal number without a unit, finite and ≥ 0.
+double parse_number(std::string_view option, std::string_view text);
+/// "0.1" or "10%": above 0 and at most 1.
+double parse_share(std::string_view option, std::string_view text);
+/// "350M", "1.5B", "7e9": a whole number below 2^63; k, M and B are 10^3, 10^6 and 10^9, as models are spoken of.
+uint64_t parse_parameters(std::string_view option, std::string_view text);
+/// The values of "8..1024" (both ends, and in between times `factor`), of "8..1024*4" (times 4), and of the list "8,12,64" (ascending). Each value goes
+/// through `parse`, one of the parsers above; at most 64 values.
+std::vector<uint64_t> parse_range(const std::string& option, const std::string& text, uint64_t factor,
+                                  uint64_t (*parse)(std::string_view option, std::string_view text));
+
 /// Throws UsageError unless low ≤ value ≤ high; the message names option, text and range.
 void check_range(std::string_view option, std::string_view text, uint64_t value, uint64_t low, uint64_t high);
 
 /// Text for people: "64 KiB", "25.0 MiB", "1000 B".
 std::string format_size(uint64_t bytes);
+/// "250 kB", "1 GB", "15.63 MB": powers of 1000, as links are spoken of; any finite value.
+std::string format_decimal_size(double bytes);
+/// "42.4 ms", "320.1 ms", "-38.6 ms", "5.0 us": one decimal.
+std::string format_tenths(double seconds);
 /// "50 us", "1.25 ms", "3 s"; "0 s".
 std::string format_time(double seconds);
 /// "1 Gbit/s", "125 Mbit/s": links are spoken of in bits.

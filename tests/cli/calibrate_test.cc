@@ -63,6 +63,16 @@ TEST(Calibrate, FindsAVirtualLinkAndPredictsOtherSizes) {
   }
 }
 
+TEST(Calibrate, AProfileIsALinkToEmulate) {
+  const std::string path = test_folder() + "/p.json";
+  ASSERT_EQ(run_program("calibrate --link 1gbit:50us --virtual -c none --ranks 4 -e 1M -n 2 -o " + path).code, 0);
+  const std::string arguments = "allreduce --json -c none -b 1M -e 1M --ranks 4 --virtual -n 1 -w 0 --link ";
+  const nlohmann::json named = strict_json(run_program(arguments + "1gbit:50us").out),
+                       from_file = strict_json(run_program(arguments + path).out);
+  EXPECT_NEAR(from_file["results"][0]["time_us"].get<double>(), named["results"][0]["time_us"].get<double>(), 1e-3);
+  EXPECT_EQ(run_program(arguments + test_folder() + "/absent.json").code, 2);
+}
+
 // Real time, on a link so slow that a busy machine is small beside it; three tries all the same.
 TEST(Calibrate, FindsAShapedLink) {
   for (int attempt = 1;; ++attempt) {

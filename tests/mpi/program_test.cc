@@ -70,6 +70,13 @@ TEST(Mpirun, CalibratesAndWritesOneProfile) {
   EXPECT_EQ(profile["key"]["world_size"], 3);
 }
 
+TEST(Mpirun, TheDoctorGivesOneVerdict) {
+  const Finished finished = mpirun(3, "doctor --params 2M --step 20ms --buckets 1MiB -n 2 --link 20mbit:1ms");
+  EXPECT_EQ(finished.code, 0) << finished.err;
+  EXPECT_EQ(count(finished.out, "gradgate: use int8"), 1u) << finished.out;
+  EXPECT_THAT(finished.out, HasSubstr("3 MPI ranks"));
+}
+
 TEST(Mpirun, OneRankIsARunOfOne) {
   const Finished finished = mpirun(1, "allreduce -c none,int8 -b 4K -e 4K -n 1");
   EXPECT_EQ(finished.code, 0) << finished.err;

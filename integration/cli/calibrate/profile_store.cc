@@ -110,6 +110,12 @@ std::optional<Profile> load_profile(const std::string& path, const ProfileKey& h
   return std::nullopt;
 }
 
+NamedLink parse_link_or_profile(std::string_view option, std::string_view text) {
+  if (!text.ends_with(".json")) return parse_link(option, text);
+  const Profile profile = read_profile(option, std::string(text));
+  return {{profile.all_reduce.alpha_s, profile.all_reduce.beta_bytes_per_s}, std::string(text)};
+}
+
 void store_profile(const std::string& path, const Profile& profile) {
   write_whole(path, {dump(profile_json(profile))});
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "gate/fit.h"
+#include "integration/cli/link.h"
 #include "integration/cli/profile.h"
 
 namespace gradgate::cli {
@@ -34,6 +35,9 @@ std::string staleness(const ProfileKey& profile, const ProfileKey& here);
 /// The profile at `path` if it is whole and for `here`; otherwise none, with one line in `why`: a profile never stops a
 /// run.
 std::optional<Profile> load_profile(const std::string& path, const ProfileKey& here, std::string* why);
+
+/// A link as parse_link() takes it, or the file of a profile ("….json"): α and β of its all_reduce.
+NamedLink parse_link_or_profile(std::string_view option, std::string_view text);
 
 /// Writes it whole or not at all. Throws RunError.
 void store_profile(const std::string& path, const Profile& profile);
