@@ -2,9 +2,13 @@
 #pragma once
 
 #include "codecs/cast_bf16.h"
+#include "codecs/cast_fp16.h"
 #include "codecs/chunk_topk.h"
+#include "codecs/fp8.h"
+#include "codecs/int4.h"
 #include "codecs/int8.h"
 #include "codecs/none.h"
+#include "codecs/onebit.h"
 
 namespace gradgate::codecs {
 

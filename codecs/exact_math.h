@@ -75,6 +75,13 @@ GRADGATE_HD float div(float a, float b) {
 #endif
 }
 
+/// All ones where a < b, else zero, of numbers below 2^31. Choices made with masks stay straight-line code, which
+/// compilers vectorise; with ?: an operation on floats may end up in a branch.
+GRADGATE_HD uint32_t below_mask(uint32_t a, uint32_t b) {
+  return static_cast<uint32_t>(static_cast<int32_t>(a - b) >> 31);
+}
+GRADGATE_HD uint32_t choose(uint32_t mask, uint32_t yes, uint32_t no) { return (yes & mask) | (no & ~mask); }
+
 /// Nearest integer, half to even, of |x| <= 2^22. Adding 1.5 * 2^23 leaves the integer in the low bits of the sum: one
 /// addition in place of a conversion, whose rounding and range differ between machines.
 GRADGATE_HD int32_t round_even(float x) { return static_cast<int32_t>(bits(add(x, 12582912.0f)) - 0x4b400000u); }

@@ -14,22 +14,24 @@ struct F16 {
 
 GRADGATE_HD float widen_f16(uint16_t h) {
   const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16, m = h & 0x7fffu;
-  // A subnormal is its mantissa times 2^-24: both factors and the product are exact, and no f32 subnormal is involved.
-  const uint32_t small = exact::bits(exact::mul(static_cast<float>(static_cast<int32_t>(m)), 0x1p-24f));
-  const uint32_t normal = (m << 13) + (112u << 23), special = (m << 13) + (224u << 23);
-  return exact::from_bits(sign | (m < 0x400u ? small : m < 0x7c00u ? normal : special));
+  const uint32_t small = exact::below_mask(m, 0x400u), finite = exact::below_mask(m, 0x7c00u);
+  // A subnormal is what its mantissa adds to the least normal number, 2^-14: exact, and no f32 subnormal is involved.
+  const uint32_t base = exact::choose(small, 113u << 23, exact::choose(finite, 112u << 23, 224u << 23));
+  const float size = exact::sub(exact::from_bits((m << 13) + base), exact::from_bits(small & (113u << 23)));
+  return exact::from_bits(sign | exact::bits(size));
 }
 
 /// To nearest even; a finite value never becomes Inf (it saturates at 0x7bff), every NaN becomes 0x7e00.
 GRADGATE_HD uint16_t round_f16(float x) {
   const uint32_t b = exact::bits(x), m = b & exact::kMagMask, sign = (b >> 16) & 0x8000u;
-  // Below 2^-14 results are multiples of 2^-24, the spacing of floats from 0.5 on: one addition rounds to them.
-  const uint32_t small = exact::bits(exact::add(exact::from_bits(m), 0.5f)) - 0x3f000000u;
+  const uint32_t small = exact::below_mask(m, 0x38800000u), in_range = exact::below_mask(m, 0x477fe000u);
+  // Below 2^-14 results are multiples of 2^-24, the spacing of floats from 0.5 on: the addition rounds to them.
+  const uint32_t sum = exact::bits(exact::add(exact::from_bits(m), exact::from_bits(small & 0x3f000000u)));
   const uint32_t normal = (m - (112u << 23) + 0xfffu + ((m >> 13) & 1u)) >> 13;
   // From 0x477fe000, the greatest f16, on: saturated.
-  const uint32_t finite = m < 0x38800000u ? small : m < 0x477fe000u ? normal : 0x7bffu;
-  const uint32_t signed_value = sign | (m < exact::kInfBits ? finite : 0x7c00u);
-  return static_cast<uint16_t>(m > exact::kInfBits ? 0x7e00u : signed_value);
+  const uint32_t finite = exact::choose(small, sum - 0x3f000000u, exact::choose(in_range, normal, 0x7bffu));
+  const uint32_t special = exact::choose(exact::below_mask(exact::kInfBits, m), 0x7e00u, sign | 0x7c00u);
+  return static_cast<uint16_t>(exact::choose(exact::below_mask(m, exact::kInfBits), sign | finite, special));
 }
 
 }  // namespace gradgate::codecs

@@ -6,37 +6,15 @@
 #include <cstring>
 #include <limits>
 
+#include "codecs/reference_detail.h"
+
 namespace gradgate::reference {
+
+using namespace detail;
+
 namespace {
 
-const float kNan = std::bit_cast<float>(0x7fc00000u);
-
-uint32_t bits(float x) { return std::bit_cast<uint32_t>(x); }
-uint32_t mag(float x) { return bits(x) & 0x7fffffffu; }
-float canonical(float x) { return std::isnan(x) ? kNan : x; }
-float of_bf16(uint16_t b) { return std::bit_cast<float>(static_cast<uint32_t>(b) << 16); }
-float of_f16(uint16_t h) {
-  const int exponent = h >> 10 & 31, mantissa = h & 0x3ff;
-  const float sign = (h & 0x8000) != 0 ? -1.0f : 1.0f;
-  if (exponent == 31) return mantissa == 0 ? sign * std::numeric_limits<float>::infinity() : std::copysign(kNan, sign);
-  return sign * (exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -24)
-                               : std::ldexp(static_cast<float>(1024 + mantissa), exponent - 25));
-}
-float of_half(DType dtype, uint16_t h) { return dtype == DType::bf16 ? of_bf16(h) : of_f16(h); }
-uint16_t half_of(DType dtype, float x) { return dtype == DType::bf16 ? bf16_of(x) : f16_of(x); }
-size_t up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 size_t blocks(size_t n) { return (n + 255) / 256; }
-
-template <class T>
-void put(std::vector<std::byte>* payload, size_t at, T value) {
-  std::memcpy(payload->data() + at, &value, sizeof value);
-}
-template <class T>
-T get(const std::byte* payload, size_t at) {
-  T value;
-  std::memcpy(&value, payload + at, sizeof value);
-  return value;
-}
 
 size_t entries(const CodecSpec& spec, size_t n) {
   return n / spec.param1 * spec.param0 + std::min<size_t>(spec.param0, n % spec.param1);
@@ -52,7 +30,17 @@ void section_bytes(const CodecSpec& spec, DType gradient, size_t n, size_t* firs
       *first = n * 2, *second = 0;
       break;
     case CodecId::int8:
+    case CodecId::fp8:
       *first = blocks(n) * 4, *second = n;
+      break;
+    case CodecId::int4:
+      *first = (n + 127) / 128 * 4, *second = (n + 127) / 128 * 64;
+      break;
+    case CodecId::onebit:
+      *first = (n + 1023) / 1024 * 4, *second = (n + 7) / 8;
+      break;
+    case CodecId::fp16:
+      *first = n == 0 ? 0 : 4, *second = n * 2;
       break;
     case CodecId::chunk_topk:
       *first = entries(spec, n) * (spec.value == DType::f32 ? 4 : 2), *second = entries(spec, n) * 2;
@@ -75,7 +63,17 @@ std::vector<std::byte> with_header(const CodecSpec& spec, DType gradient, size_t
       value = 1;
       break;
     case CodecId::int8:
-      p0 = 256;
+    case CodecId::fp8:
+      p0 = 256, p1 = spec.param1;
+      break;
+    case CodecId::int4:
+      p0 = 128, p1 = spec.param1;
+      break;
+    case CodecId::onebit:
+      p0 = 1024;
+      break;
+    case CodecId::fp16:
+      value = 2;
       break;
     case CodecId::chunk_topk:
       value = static_cast<uint8_t>(spec.value), p0 = spec.param0, p1 = spec.param1;
@@ -113,32 +111,6 @@ std::vector<float> form_x(const std::vector<float>& g, const float* e, bool flus
     }
   }
   return x;
-}
-
-void encode_int8(const std::vector<float>& x, size_t scales_at, size_t codes_at, std::vector<std::byte>* payload) {
-  const size_t n = x.size();
-  for (size_t begin = 0; begin < n; begin += 256) {
-    const size_t end = std::min(n, begin + 256), at = scales_at + begin / 256 * 4;
-    uint32_t a_bits = 0;
-    for (size_t i = begin; i < end; ++i) a_bits = std::max(a_bits, mag(x[i]));
-    float a = std::bit_cast<float>(a_bits);
-    if (a == 0.0f) continue;  // scale +0, codes 0
-    if (!std::isfinite(a)) {
-      put<float>(payload, at, kNan);
-      continue;
-    }
-    const bool tiny = a < std::ldexp(1.0f, -100);
-    if (tiny) a = a * std::ldexp(1.0f, 64);
-    float s = a / 127.0f;
-    if (std::isinf(127.0f * s)) s = std::nextafter(s, 0.0f);
-    put<float>(payload, at, tiny ? -s : s);
-    const float inverse = 127.0f / a;
-    for (size_t i = begin; i < end; ++i) {
-      const float v = tiny ? x[i] * std::ldexp(1.0f, 64) : x[i];
-      const float q = std::clamp(std::nearbyint(v * inverse), -127.0f, 127.0f);
-      put<int8_t>(payload, codes_at + i, static_cast<int8_t>(q));
-    }
-  }
 }
 
 void encode_topk(const CodecSpec& spec, const std::vector<float>& x, size_t values_at, size_t indices_at,
@@ -187,7 +159,15 @@ std::vector<std::byte> encode_x(const CodecSpec& spec, DType gradient, const std
       for (size_t i = 0; i < n; ++i) put<uint16_t>(&payload, 32 + i * 2, bf16_of(x[i]));
       break;
     case CodecId::int8:
-      encode_int8(x, 32, second_at, &payload);
+    case CodecId::fp8:
+    case CodecId::int4:
+      encode_scaled(spec, seed, x, 32, second_at, &payload);
+      break;
+    case CodecId::onebit:
+      encode_onebit(x, 32, second_at, &payload);
+      break;
+    case CodecId::fp16:
+      encode_fp16(x, second_at, &payload);
       break;
     case CodecId::chunk_topk:
       encode_topk(spec, x, 32, second_at, &payload);
@@ -314,11 +294,15 @@ std::vector<float> values(const CodecSpec& spec, DType gradient, size_t n, const
       for (size_t i = 0; i < n; ++i) d[i] = of_bf16(get<uint16_t>(payload, 32 + i * 2));
       break;
     case CodecId::int8:
-      for (size_t i = 0; i < n; ++i) {
-        const float scale = get<float>(payload, 32 + i / 256 * 4);
-        d[i] = static_cast<float>(get<int8_t>(payload, second_at + i)) * std::fabs(scale);
-        if (std::signbit(scale)) d[i] = d[i] * std::ldexp(1.0f, -64);
-      }
+    case CodecId::fp8:
+    case CodecId::int4:
+      decode_scaled(spec, n, payload, second_at, &d);
+      break;
+    case CodecId::onebit:
+      decode_onebit(n, payload, second_at, &d);
+      break;
+    case CodecId::fp16:
+      decode_fp16(n, payload, second_at, &d);
       break;
     case CodecId::chunk_topk: {
       size_t entry = 0;

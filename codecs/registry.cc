@@ -89,6 +89,47 @@ bool no_parameters(std::string_view parameters, const char* name, Message* why) 
   return false;
 }
 
+bool parse_flags(std::string_view parameters, const char* name, std::initializer_list<const char*> flags,
+                 uint32_t* bits, Message* why) noexcept {
+  while (!parameters.empty()) {
+    const std::string_view part = parameters.substr(0, parameters.find(':'));
+    uint32_t bit = 0, found = 0;
+    for (const char* flag : flags) {
+      if (part == flag) found = 1u << bit;
+      ++bit;
+    }
+    if (found == 0 || (*bits & found) != 0) {
+      char known[80] = {};
+      for (const char* flag : flags) {
+        std::strncat(known, ":", sizeof known - std::strlen(known) - 1);
+        std::strncat(known, flag, sizeof known - std::strlen(known) - 1);
+        std::strncat(known, ", ", sizeof known - std::strlen(known) - 1);
+      }
+      say(why, "%s: parameter '%.*s' %s; %s takes %s:ef or :noef", name, shown(part), part.data(),
+          found == 0 ? "is not known" : "stands there twice", name, known);
+      return false;
+    }
+    *bits |= found;
+    if (part.size() + 1 == parameters.size()) {  // "int8:sr:" names nothing after the last ':'
+      say(why, "%s: nothing follows the ':'", name);
+      return false;
+    }
+    parameters = part.size() < parameters.size() ? parameters.substr(part.size() + 1) : std::string_view{};
+  }
+  return true;
+}
+
+void format_flags(const char* name, std::initializer_list<const char*> flags, uint32_t bits, Message* text) noexcept {
+  text->format("%s", name);
+  for (const char* flag : flags) {
+    if ((bits & 1u) != 0) {
+      std::strncat(text->text, ":", sizeof text->text - std::strlen(text->text) - 1);
+      std::strncat(text->text, flag, sizeof text->text - std::strlen(text->text) - 1);
+    }
+    bits >>= 1;
+  }
+}
+
 bool Codec<CodecId::chunk_topk>::parse(std::string_view parameters, CodecSpec* spec, Message* why) noexcept {
   const size_t colon = parameters.find(':');
   const std::string_view ratio = parameters.substr(0, colon);

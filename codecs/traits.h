@@ -2,6 +2,7 @@
 // gradgate/codec_list.def, in a header of its own. docs/adding-a-codec.md lists the members.
 #pragma once
 
+#include <initializer_list>
 #include <string_view>
 
 #include "codecs/layout.h"
@@ -33,6 +34,16 @@ bool no_parameters(std::string_view parameters, const char* name, Message* why) 
 /// For codecs without parameters: the fields that must have their defaults do.
 inline bool plain_spec(const CodecSpec& spec) noexcept {
   return spec.value == DType::f32 && spec.param0 == 0 && spec.param1 == 0;
+}
+
+/// For codecs whose parameters are switches: each of `flags` may stand in `parameters` once, in any order, and sets the
+/// bit of its place in *bits. format_flags writes them in the order of the list.
+bool parse_flags(std::string_view parameters, const char* name, std::initializer_list<const char*> flags,
+                 uint32_t* bits, Message* why) noexcept;
+void format_flags(const char* name, std::initializer_list<const char*> flags, uint32_t bits, Message* text) noexcept;
+/// The switches are in param1.
+inline bool flags_spec(const CodecSpec& spec, uint32_t known) noexcept {
+  return spec.value == DType::f32 && spec.param0 == 0 && (spec.param1 & ~known) == 0;
 }
 
 }  // namespace gradgate::codecs

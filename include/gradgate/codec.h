@@ -24,7 +24,7 @@ struct CodecSpec {
   DType value = DType::f32;  ///< dtype of sent values (chunk-topk); f32 elsewhere
   bool feedback = false;     ///< keep what was not sent in a residual
   uint32_t param0 = 0;       ///< chunk-topk: c
-  uint32_t param1 = 0;       ///< chunk-topk: B
+  uint32_t param1 = 0;       ///< chunk-topk: B; int8, int4, fp8: the switches that are on, one bit each
 
   friend bool operator==(const CodecSpec&, const CodecSpec&) = default;
 };

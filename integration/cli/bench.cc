@@ -8,7 +8,7 @@
 namespace gradgate::cli {
 namespace {
 
-constexpr const char* kFloorCodecs = "int8,chunk-topk:8/1024";  // the codecs that have goals
+constexpr const char* kFloorCodecs = "int8,fp8,int4,onebit,chunk-topk:8/1024";  // the codecs that have goals
 
 struct Arguments {
   BenchSetup setup;

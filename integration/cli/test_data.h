@@ -23,5 +23,7 @@ class GradientLike {
 /// Integers times a power of two per 4096 elements, so small that their sum over `ranks` ranks is exact in f32 (and in bf16 or f16): a dense all-reduce of
 /// 1, 2, 4, … ranks has no rounding at all, and any difference is an error. Near-Gaussian.
 void fill_exact(int rank, int ranks, size_t first, Vec out);
+/// No f32 or bf16 value of fill_exact is greater.
+inline constexpr double kLargestExact = 0x1p-3;
 
 }  // namespace gradgate::cli

@@ -74,8 +74,9 @@ std::byte* aligned_workspace(Bytes workspace) noexcept {
 
 // What encode and reduce_encode ask of their buffers alike; on success the sections of the payload are bound.
 Status check_encode(const CodecSpec& spec, ConstVec gradient, const float* residual, Bytes payload, Bytes workspace,
-                    unsigned width, codecs::Sections<std::byte>* sections) noexcept {
+                    unsigned width, const Seed& seed, codecs::Sections<std::byte>* sections) noexcept {
   if (!codecs::valid_spec(spec)) return StatusCode::invalid_argument;
+  if (seed.first % kGroup != 0 && gradient.count != 0) return StatusCode::invalid_argument;
   if (!codec_takes(spec, gradient.dtype)) return StatusCode::unsupported;
   if (!readable(gradient.data, gradient.count, gradient.dtype) || !aligned(residual, sizeof(float)))
     return StatusCode::invalid_argument;
@@ -117,9 +118,10 @@ void finish_payload(const CodecSpec& spec, ConstVec gradient, Seed seed, uint64_
 }
 
 EncodeJob encode_job(const CodecSpec& spec, ConstVec source, float* residual, size_t payload_size,
-                     const codecs::Sections<std::byte>& sections) noexcept {
+                     const codecs::Sections<std::byte>& sections, const Seed& seed) noexcept {
   EncodeJob job;
   job.spec = spec;
+  job.seed = seed;
   job.source = source.data;
   job.residual = residual;
   job.dtype = source.dtype;
@@ -130,24 +132,64 @@ EncodeJob encode_job(const CodecSpec& spec, ConstVec source, float* residual, si
   return job;
 }
 
+// Codecs whose elements depend on the greatest magnitude of the whole vector have a pass of their own to find it.
+bool needs_greatest(const CodecSpec& spec) noexcept {
+  return codecs::visit(spec.id, false, [](auto codec) {
+    return requires { codec.put_vector(0u, nullptr); };
+  });
+}
+
+class Greatest {
+ public:
+  void take(uint32_t mag) noexcept {
+    uint32_t seen = greatest_.load(std::memory_order_relaxed);
+    while (seen < mag && !greatest_.compare_exchange_weak(seen, mag, std::memory_order_relaxed)) {
+    }
+  }
+  uint32_t value() const noexcept { return greatest_.load(); }
+
+ private:
+  std::atomic<uint32_t> greatest_{0};
+};
+
+void put_greatest(const CodecSpec& spec, const Greatest& greatest, const codecs::Sections<std::byte>& sections,
+                  EncodeJob* job) noexcept {
+  job->greatest = greatest.value();
+  codecs::visit(spec.id, 0, [&](auto codec) {
+    if constexpr (requires { codec.put_vector(0u, nullptr); }) codec.put_vector(job->greatest, sections.first);
+    return 0;
+  });
+}
+
+uint32_t step_of(const std::byte* header) noexcept {
+  codecs::WireHeader read;
+  std::memcpy(&read, header, sizeof read);
+  return read.step;
+}
+
 }  // namespace
 
 Status encode(const Loops& loops, const CodecSpec& spec, const EncodeArgs& args, EncodeStats* stats) noexcept {
   codecs::Sections<std::byte> sections;
-  GRADGATE_TRY(
-      check_encode(spec, args.gradient, args.residual, args.payload, args.workspace, args.executor.width, &sections));
+  GRADGATE_TRY(check_encode(spec, args.gradient, args.residual, args.payload, args.workspace, args.executor.width,
+                            args.seed, &sections));
   const size_t count = args.gradient.count;
-  EncodeJob job =
-      encode_job(spec, args.gradient, args.residual, payload_bytes(spec, args.gradient.dtype, count), sections);
+  EncodeJob job = encode_job(spec, args.gradient, args.residual, payload_bytes(spec, args.gradient.dtype, count),
+                             sections, args.seed);
   job.flush = args.flush;
   std::byte* const workspace = aligned_workspace(args.workspace);
   const size_t stride = task_bytes(spec);
+  const Split split(count, shard_alignment(spec), args.executor.width);
+  if (needs_greatest(spec) && count > 0) {
+    Greatest greatest;
+    for_each_task(args.executor, split, count,
+                  [&](size_t begin, size_t end, size_t) { greatest.take(loops.greatest(job, begin, end)); });
+    put_greatest(spec, greatest, sections, &job);
+  }
   std::atomic<uint64_t> non_finite{0};
-  for_each_task(args.executor, Split(count, shard_alignment(spec), args.executor.width), count,
-                [&](size_t begin, size_t end, size_t index) {
-                  non_finite.fetch_add(loops.encode(job, begin, end, workspace + index * stride),
-                                       std::memory_order_relaxed);
-                });
+  for_each_task(args.executor, split, count, [&](size_t begin, size_t end, size_t index) {
+    non_finite.fetch_add(loops.encode(job, begin, end, workspace + index * stride), std::memory_order_relaxed);
+  });
   finish_payload(spec, args.gradient, args.seed, non_finite.load(), sections, stats);
   return {};
 }
@@ -175,6 +217,7 @@ Status decode(const Loops& loops, const CodecSpec& spec, const DecodeArgs& args)
   job.first = sections.first;
   job.second = sections.second;
   job.count = out.count;
+  job.step = step_of(sections.header);
   job.out = out.data;
   job.dtype = out.dtype;
   job.scale = args.scale;
@@ -216,6 +259,7 @@ Status decode_sum(const Loops& loops, const CodecSpec& spec, const DecodeSumArgs
                       DecodeJob term;
                       term.spec = spec;
                       term.gradient = args.gradient;
+                      term.step = step_of(parts.header);
                       term.first = parts.first;
                       term.second = parts.second;
                       term.count = out.count;
@@ -232,8 +276,8 @@ Status decode_sum(const Loops& loops, const CodecSpec& spec, const DecodeSumArgs
 
 Status reduce_encode(const Loops& loops, const CodecSpec& spec, const ReduceArgs& args, EncodeStats* stats) noexcept {
   codecs::Sections<std::byte> sections;
-  GRADGATE_TRY(
-      check_encode(spec, args.gradient, args.residual, args.payload, args.workspace, args.executor.width, &sections));
+  GRADGATE_TRY(check_encode(spec, args.gradient, args.residual, args.payload, args.workspace, args.executor.width,
+                            args.seed, &sections));
   const DType dtype = args.gradient.dtype;
   const size_t count = args.gradient.count, bytes = payload_bytes(spec, dtype, count);
   if (!widens_to_f32(dtype)) return StatusCode::unsupported;  // sums are formed in f32
@@ -244,46 +288,58 @@ Status reduce_encode(const Loops& loops, const CodecSpec& spec, const ReduceArgs
     if (overlap(args.payload.data(), bytes, args.payloads[rank].data(), args.payloads[rank].size()))
       return StatusCode::invalid_argument;
   }
-  EncodeJob job = encode_job(spec, {nullptr, count, DType::f32}, nullptr, bytes, sections);
+  EncodeJob job = encode_job(spec, {nullptr, count, DType::f32}, nullptr, bytes, sections, args.seed);
   job.stored = dtype;
   job.sum = true;
   job.stream = false;  // tiles are shorter than what a sink collects
   std::byte* const workspace = aligned_workspace(args.workspace);
   const size_t stride = task_bytes(spec), tile = tile_elements(spec);
+  const Split split(count, shard_alignment(spec), args.executor.width);
+  // Forms the sum tile by tile and hands each to use(job of the tile, its begin and end, scratch).
+  const auto for_each_sum = [&](const auto& use) {
+    for_each_task(args.executor, split, count, [&](size_t begin, size_t end, size_t index) {
+      float* const sum = reinterpret_cast<float*>(workspace + index * stride);
+      std::byte* const scratch = workspace + index * stride + tile * sizeof(float);
+      for (size_t at = begin; at < end; at += tile) {
+        const size_t to = end - at < tile ? end : at + tile;
+        for (size_t rank = 0; rank < args.payloads.size(); ++rank) {
+          DecodeJob term;
+          term.gradient = dtype;
+          term.count = count;
+          term.out = sum;
+          term.origin = at;
+          term.add = rank > 0;
+          if (rank == args.self) {
+            term.first = static_cast<const std::byte*>(args.gradient.data);
+          } else {
+            codecs::Sections<const std::byte> parts;
+            codecs::bind_payload(spec, dtype, count, args.payloads[rank].data(), &parts);
+            term.spec = spec;
+            term.step = step_of(parts.header);
+            term.first = parts.first;
+            term.second = parts.second;
+          }
+          loops.decode(term, at, to);
+        }
+        EncodeJob part = job;
+        part.source = sum;
+        part.origin = at;
+        part.residual = args.residual == nullptr ? nullptr : args.residual + at;
+        use(part, at, to, scratch);
+      }
+    });
+  };
+  if (needs_greatest(spec) && count > 0) {
+    Greatest greatest;
+    for_each_sum([&](const EncodeJob& part, size_t begin, size_t end, std::byte*) {
+      greatest.take(loops.greatest(part, begin, end));
+    });
+    put_greatest(spec, greatest, sections, &job);
+  }
   std::atomic<uint64_t> non_finite{0};
-  for_each_task(args.executor, Split(count, shard_alignment(spec), args.executor.width), count,
-                [&](size_t begin, size_t end, size_t index) {
-                  float* const sum = reinterpret_cast<float*>(workspace + index * stride);
-                  std::byte* const scratch = workspace + index * stride + tile * sizeof(float);
-                  uint64_t seen = 0;
-                  for (size_t at = begin; at < end; at += tile) {
-                    const size_t to = end - at < tile ? end : at + tile;
-                    for (size_t rank = 0; rank < args.payloads.size(); ++rank) {
-                      DecodeJob term;
-                      term.gradient = dtype;
-                      term.count = count;
-                      term.out = sum;
-                      term.origin = at;
-                      term.add = rank > 0;
-                      if (rank == args.self) {
-                        term.first = static_cast<const std::byte*>(args.gradient.data);
-                      } else {
-                        codecs::Sections<const std::byte> parts;
-                        codecs::bind_payload(spec, dtype, count, args.payloads[rank].data(), &parts);
-                        term.spec = spec;
-                        term.first = parts.first;
-                        term.second = parts.second;
-                      }
-                      loops.decode(term, at, to);
-                    }
-                    EncodeJob part = job;
-                    part.source = sum;
-                    part.origin = at;
-                    part.residual = args.residual == nullptr ? nullptr : args.residual + at;
-                    seen += loops.encode(part, at, to, scratch);
-                  }
-                  non_finite.fetch_add(seen, std::memory_order_relaxed);
-                });
+  for_each_sum([&](const EncodeJob& part, size_t begin, size_t end, std::byte* scratch) {
+    non_finite.fetch_add(loops.encode(part, begin, end, scratch), std::memory_order_relaxed);
+  });
   finish_payload(spec, args.gradient, args.seed, non_finite.load(), sections, stats);
   return {};
 }

@@ -20,6 +20,8 @@ struct EncodeJob {
   size_t origin = 0;
   DType dtype = DType::f32;   ///< of source: f32, bf16 or f16; `none` any
   DType stored = DType::f32;  ///< `none`: dtype in the payload; differs from dtype only where a sum in f32 is rounded
+  Seed seed;
+  uint32_t greatest = 0;  ///< of the whole vector, where the codec needs it (Loops::greatest)
   bool flush = false;
   bool stream = false;         ///< the payload is larger than the caches: write around them
   bool sum = false;            ///< source is a sum, not a gradient: `none` then makes NaN canonical
@@ -33,7 +35,8 @@ struct DecodeJob {
   DType gradient = DType::f32;
   const std::byte* first = nullptr;
   const std::byte* second = nullptr;
-  size_t count = 0;  ///< of the whole vector
+  size_t count = 0;   ///< of the whole vector
+  uint32_t step = 0;  ///< of the payload's header
   void* out = nullptr;
   size_t origin = 0;
   DType dtype = DType::f32;  ///< of out
@@ -60,6 +63,8 @@ struct Loops {
   /// Elements begin … end-1, begin a multiple of the codec's unit, end too or the end of the vector. `scratch` has
   /// scratch_bytes(), 64-byte aligned. Returns how many x were not finite.
   uint64_t (*encode)(const EncodeJob& job, size_t begin, size_t end, std::byte* scratch) noexcept;
+  /// The greatest magnitude, as bits, of the finite x of begin … end-1, begin a multiple of 256.
+  uint32_t (*greatest)(const EncodeJob& job, size_t begin, size_t end) noexcept;
   void (*decode)(const DecodeJob& job, size_t begin, size_t end) noexcept;
   void (*fold)(const FoldJob& job, size_t begin, size_t end) noexcept;
   /// out[i] becomes sum[i] · scale in its dtype, i < count.

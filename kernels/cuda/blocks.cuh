@@ -11,11 +11,11 @@ namespace {
 
 inline constexpr unsigned kBlockThreads = 256, kBlockWarps = kBlockThreads / 32;
 
-// A codec with a scale per block of 256 and a code per element: C is its Codec, which brings Encoder, Decoder and Code.
+// A codec with a scale per block of 256 and a byte per element: C is its BlockFormat (codecs/scaled.h).
 template <class C>
 struct ScaledBlock {
   using Code = typename C::Code;
-  static_assert(C::kBlock == codecs::kGroup && sizeof(Code) == 1);
+  static_assert(C::kBlock == codecs::kGroup && C::kBits == 8 && !C::kStochastic);
 
   /// Writes the group's part of the payload. With feedback x becomes the new residual; false: the residual stays.
   template <bool kFeedback>

@@ -231,7 +231,7 @@ int encode_call(const EncodeCall& call, Stream handle) noexcept {
       return encode_groups<CastBlock, float>(job, stream);
     case CodecId::int8:
       return with_type(call.dtype, [&](auto g) {
-        return encode_groups<ScaledBlock<codecs::Codec<CodecId::int8>>, decltype(g)>(job, stream);
+        return encode_groups<ScaledBlock<codecs::Int8Format<false>>, decltype(g)>(job, stream);
       });
     case CodecId::chunk_topk:
       return with_type(call.dtype, [&](auto g) {
@@ -298,7 +298,7 @@ int decode_call(const DecodeCall& call, Stream handle) noexcept {
     case CodecId::bf16:
       return decode_groups<CastBlock>(job, call.dtype, call.add, stream);
     case CodecId::int8:
-      return decode_groups<ScaledBlock<codecs::Codec<CodecId::int8>>>(job, call.dtype, call.add, stream);
+      return decode_groups<ScaledBlock<codecs::Int8Format<false>>>(job, call.dtype, call.add, stream);
     case CodecId::chunk_topk: {
       if (call.count == 0) return decode_groups<CastBlock, float>(job, false, stream);  // a header, and nothing else
       job.c = call.spec.param0;

@@ -60,7 +60,7 @@ TEST(GoldenPayloads, AreStillMade) {
       args.residual = c.feedback ? e.data() : nullptr;
       args.payload = {payload.data(), payload.size()};
       args.workspace = workspace;
-      args.seed.step = kGoldenStep;
+      args.seed = kGoldenSeed;
       ASSERT_TRUE(encode(*loops, spec, args, nullptr).ok());
       EXPECT_EQ(golden_line(c, payload.data(), payload.size(), e), index[golden_name(c)]);
       if (payload.size() <= kKeepBytes && c.n == 300) {

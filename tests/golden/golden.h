@@ -19,7 +19,7 @@ struct GoldenCase {
   bool feedback;
 };
 
-inline constexpr uint32_t kGoldenStep = 5;
+inline constexpr Seed kGoldenSeed{0x0123456789abcdefull, 3, 5, 2};
 inline constexpr size_t kKeepBytes = 1300;  // larger payloads are kept as their hash
 
 inline std::vector<GoldenCase> golden_cases() {

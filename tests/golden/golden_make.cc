@@ -23,10 +23,8 @@ void make_payloads(const std::filesystem::path& folder) {
   for (const GoldenCase& c : golden_cases()) {
     const Gradient g = golden_gradient(c);
     std::vector<float> e = golden_residual(c);
-    Seed seed;
-    seed.step = kGoldenStep;
     const std::vector<std::byte> payload =
-        reference::encode(spec_of(c.spec), g.view(), c.feedback ? e.data() : nullptr, false, seed, nullptr);
+        reference::encode(spec_of(c.spec), g.view(), c.feedback ? e.data() : nullptr, false, kGoldenSeed, nullptr);
     index += golden_line(c, payload.data(), payload.size(), e) + "\n";
     if (payload.size() <= kKeepBytes && c.n == 300)
       write(folder / (golden_name(c) + ".bin"), payload.data(), payload.size());

@@ -69,7 +69,9 @@ inline void expect_all_ok(const std::vector<Outcome>& outcomes) {
 inline void reference_two_shot(Ranks& ranks, const CodecSpec& spec, bool feedback, uint32_t step) {
   const size_t n = ranks.count, element = dtype_bytes(ranks.dtype);
   const auto size = ranks.gradients.size();
-  const size_t unit = std::max<size_t>(256, spec.id == CodecId::chunk_topk ? spec.param1 : 0);
+  const size_t unit = std::max<size_t>(256, spec.id == CodecId::chunk_topk ? spec.param1
+                                            : spec.id == CodecId::onebit   ? 1024
+                                                                           : 0);
   const size_t shard = unit * (((n + size - 1) / size + unit - 1) / unit);
   const auto first = [&](size_t r) { return std::min(n, r * shard); };
   const auto part = [&](size_t r, size_t owner) {

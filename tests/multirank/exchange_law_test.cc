@@ -95,14 +95,16 @@ TEST_P(LawExact, HoldsWithEqualityOnIntegers) {
 }
 
 class LawRounded : public testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(Law, LawRounded,
-                         testing::Values(Case{"bf16:ef", 2}, Case{"bf16:ef", 3}, Case{"int8:ef", 3}, Case{"int8:ef", 4},
-                                         Case{"int8:ef", 8}, Case{"chunk-topk:8/1024", 3}, Case{"chunk-topk:8/1024", 5},
-                                         Case{"chunk-topk:1/32:bf16", 3}, Case{"chunk-topk:8/1024:bf16", 8},
-                                         Case{"bf16:ef@all_gather", 3}, Case{"int8:ef@all_gather", 5},
-                                         Case{"chunk-topk:8/1024@all_gather", 3},
-                                         Case{"chunk-topk:8/1024:bf16@all_gather", 8}),
-                         case_name);
+INSTANTIATE_TEST_SUITE_P(
+    Law, LawRounded,
+    testing::Values(Case{"bf16:ef", 2}, Case{"bf16:ef", 3}, Case{"int8:ef", 3}, Case{"int8:ef", 4}, Case{"int8:ef", 8},
+                    Case{"int8:sr:ef", 3}, Case{"fp8:ef", 4}, Case{"fp16:ef", 3}, Case{"int4", 2}, Case{"int4", 5},
+                    Case{"int4:sr", 3}, Case{"int4:hadamard", 4}, Case{"onebit", 2}, Case{"onebit", 3},
+                    Case{"onebit", 8}, Case{"chunk-topk:8/1024", 3}, Case{"chunk-topk:8/1024", 5},
+                    Case{"chunk-topk:1/32:bf16", 3}, Case{"chunk-topk:8/1024:bf16", 8}, Case{"bf16:ef@all_gather", 3},
+                    Case{"int8:ef@all_gather", 5}, Case{"int4:sr@all_gather", 3}, Case{"onebit@all_gather", 4},
+                    Case{"chunk-topk:8/1024@all_gather", 3}, Case{"chunk-topk:8/1024:bf16@all_gather", 8}),
+    case_name);
 
 TEST_P(LawRounded, HoldsWithinItsRoundings) {
   for (const size_t n : {257, 5003}) {

@@ -41,21 +41,23 @@ std::string case_name(const testing::TestParamInfo<Case>& info) {
 }
 
 class Coded : public testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(Exchange, Coded,
-                         testing::Values(Case{"none@two_shot", DType::f32}, Case{"none@two_shot", DType::bf16},
-                                         Case{"none@two_shot", DType::f16}, Case{"int8", DType::f16},
-                                         Case{"chunk-topk:8/1024", DType::f16}, Case{"int8@all_gather", DType::f16},
-                                         Case{"bf16", DType::f32}, Case{"int8", DType::f32}, Case{"int8", DType::bf16},
-                                         Case{"chunk-topk:8/1024", DType::f32},
-                                         Case{"chunk-topk:8/1024:bf16", DType::f32},
-                                         Case{"chunk-topk:8/1024", DType::bf16}, Case{"chunk-topk:1/32", DType::f32},
-                                         Case{"chunk-topk:1/32", DType::bf16}, Case{"none@all_gather", DType::f32},
-                                         Case{"bf16@all_gather", DType::f32}, Case{"int8@all_gather", DType::f32},
-                                         Case{"int8@all_gather", DType::bf16},
-                                         Case{"chunk-topk:8/1024@all_gather", DType::f32},
-                                         Case{"chunk-topk:8/1024:bf16@all_gather", DType::bf16},
-                                         Case{"chunk-topk:1/32@all_gather", DType::f32}),
-                         case_name);
+INSTANTIATE_TEST_SUITE_P(
+    Exchange, Coded,
+    testing::Values(Case{"none@two_shot", DType::f32}, Case{"none@two_shot", DType::bf16},
+                    Case{"none@two_shot", DType::f16}, Case{"int8", DType::f16}, Case{"chunk-topk:8/1024", DType::f16},
+                    Case{"int8@all_gather", DType::f16}, Case{"bf16", DType::f32}, Case{"int8", DType::f32},
+                    Case{"int8", DType::bf16}, Case{"int8:sr", DType::f32}, Case{"int8:sr@all_gather", DType::f32},
+                    Case{"fp8", DType::f32}, Case{"fp8:e5m2", DType::bf16}, Case{"int4", DType::f32},
+                    Case{"int4:hadamard:sr", DType::f32}, Case{"onebit", DType::f32}, Case{"onebit", DType::f16},
+                    Case{"onebit@all_gather", DType::f32}, Case{"fp16", DType::f32},
+                    Case{"chunk-topk:8/1024", DType::f32}, Case{"chunk-topk:8/1024:bf16", DType::f32},
+                    Case{"chunk-topk:8/1024", DType::bf16}, Case{"chunk-topk:1/32", DType::f32},
+                    Case{"chunk-topk:1/32", DType::bf16}, Case{"none@all_gather", DType::f32},
+                    Case{"bf16@all_gather", DType::f32}, Case{"int8@all_gather", DType::f32},
+                    Case{"int8@all_gather", DType::bf16}, Case{"chunk-topk:8/1024@all_gather", DType::f32},
+                    Case{"chunk-topk:8/1024:bf16@all_gather", DType::bf16},
+                    Case{"chunk-topk:1/32@all_gather", DType::f32}),
+    case_name);
 
 // Sanitizers slow the reference code down tenfold and more; one step of the longest vector is enough for them.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
@@ -164,7 +166,8 @@ TEST_P(Coded, UnusedBytesOfSlotsAreZero) {
     return;
   }
   ASSERT_EQ(call.kind, Collective::all_to_all);
-  const size_t unit = std::max<size_t>(256, args.shape.candidate.codec.param1);
+  const CodecSpec& codec = args.shape.candidate.codec;
+  const size_t unit = codec.id == CodecId::onebit ? 1024 : std::max<size_t>(256, codec.param1);
   const size_t slot = payload_bytes(args.shape.candidate.codec, dtype, unit);
   ASSERT_EQ(call.count, slot);
   const size_t counts[] = {std::min<size_t>(unit, 300), 300 - std::min<size_t>(unit, 300), 0};

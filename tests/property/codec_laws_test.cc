@@ -35,34 +35,77 @@ class SelectionLaws : public CodecLaws {};
 
 double value(float v) { return v; }
 
-// How far d may be from x: half a step for int8 (a: greatest magnitude of the block), half a unit in the last place for
-// bf16, which saturates; two roundings of an f32 on top.
-double bound(const CodecSpec& spec, double x, double a, bool sent) {
-  const bool bf16 = spec.id == CodecId::bf16 || (spec.id == CodecId::chunk_topk && spec.value == DType::bf16);
-  if (spec.id == CodecId::int8) return a / 254 * (1 + 0x1p-20) + 0x1p-149;
-  if (!sent) return std::fabs(x);
-  return bf16 ? std::max(std::fabs(x) * 0x1p-8, 0x1p-134) : 0;
+// Elements that share a scale, and what is known of them.
+size_t block_of(const CodecSpec& spec) {
+  return spec.id == CodecId::int4 ? 128 : spec.id == CodecId::onebit ? 1024 : 256;
+}
+struct BlockFacts {
+  bool finite = true;
+  double greatest = 0, sum = 0;  // of the magnitudes
+};
+bool has_scales(const CodecSpec& spec) {
+  return spec.id == CodecId::int8 || spec.id == CodecId::fp8 || spec.id == CodecId::int4 || spec.id == CodecId::onebit;
+}
+
+// How far d may be from x, by docs/format.md §3; `vector` holds of the whole vector. Two roundings of an f32 on top.
+double bound(const CodecSpec& spec, double x, const BlockFacts& block, const BlockFacts& vector, bool sent) {
+  constexpr double kRoundings = 1 + 0x1p-18, kLeast = 0x1p-149;
+  const double a = block.greatest, size = std::fabs(x);
+  switch (spec.id) {
+    case CodecId::none:
+      return 0;
+    case CodecId::bf16:
+      return std::max(size * 0x1p-8, 0x1p-134);
+    case CodecId::fp16:
+      return std::max(size * 0x1.02p-11, vector.greatest * 0x1p-39) + kLeast;
+    case CodecId::int8:
+      return (spec.param1 == 0 ? a / 254 : a / 127) * kRoundings + kLeast;
+    case CodecId::fp8:
+      return (spec.param1 == 0 ? std::max(size * 0x1p-4, a / 448 * 0x1p-10)
+                               : std::max(size * 0x1p-3, a / 57344 * 0x1p-17)) *
+                 kRoundings +
+             kLeast;
+    case CodecId::int4: {
+      // A rotated element is at most the sum of the magnitudes; an error is at most the mean of the rotated ones'.
+      const double greatest = spec.param1 % 2 == 0 ? a : block.sum;
+      return greatest / (spec.param1 < 2 ? 14 : 7) * kRoundings + kLeast;
+    }
+    case CodecId::onebit:
+      return a * kRoundings + kLeast;
+    case CodecId::chunk_topk:
+      if (!sent) return size;
+      return spec.value == DType::bf16 ? std::max(size * 0x1p-8, 0x1p-134) : 0;
+  }
+  return -1;
 }
 
 TEST_P(CodecLaws, ErrorIsBounded) {
   for_all([&](Gen gen, size_t n) {
     const std::vector<float> x = generate(gen, n, 1);
     const std::vector<float> d = round_trip(text, x);
-    for (size_t begin = 0; begin < n; begin += 256) {
-      const size_t end = std::min(n, begin + 256);
-      double a = 0;
-      bool finite = true;
+    const auto facts = [&](size_t begin, size_t end) {
+      BlockFacts block;
       for (size_t i = begin; i < end; ++i) {
-        finite = finite && std::isfinite(x[i]);
-        a = std::max(a, std::fabs(value(x[i])));
+        block.finite = block.finite && std::isfinite(x[i]);
+        if (!std::isfinite(x[i])) continue;
+        block.greatest = std::max(block.greatest, std::fabs(value(x[i])));
+        block.sum += std::fabs(value(x[i]));
       }
+      return block;
+    };
+    const BlockFacts vector = facts(0, n);
+    const size_t length = block_of(spec);
+    for (size_t begin = 0; begin < n; begin += length) {
+      const size_t end = std::min(n, begin + length);
+      const BlockFacts block = facts(begin, end);
       for (size_t i = begin; i < end; ++i) {
         const bool dropped = spec.id == CodecId::chunk_topk && d[i] == 0.0f;
-        if (!finite) {
-          // Never hidden: int8 marks the block, others the element (which chunk-topk drops only for other non-finite
-          // ones).
-          if (spec.id == CodecId::int8) {
-            ASSERT_TRUE(std::isnan(d[i]));
+        if (!block.finite) {
+          // Never hidden: what has scales marks the block, others the element (which chunk-topk drops only for other
+          // non-finite ones).
+          if (has_scales(spec)) {
+            const bool zero_part = spec.id == CodecId::onebit && d[i] == 0.0f && x[i] == 0.0f;
+            ASSERT_TRUE(std::isnan(d[i]) || zero_part);
           } else if (!std::isfinite(x[i]) && !dropped) {
             ASSERT_EQ(std::isnan(d[i]), std::isnan(x[i]));
             ASSERT_FALSE(std::isfinite(d[i]));
@@ -70,7 +113,7 @@ TEST_P(CodecLaws, ErrorIsBounded) {
           continue;
         }
         ASSERT_TRUE(std::isfinite(d[i])) << n << " " << i;
-        ASSERT_LE(std::fabs(value(d[i]) - x[i]), bound(spec, x[i], a, !dropped))
+        ASSERT_LE(std::fabs(value(d[i]) - x[i]), bound(spec, x[i], block, vector, !dropped))
             << n << " " << i << " x " << x[i] << " d " << d[i];
       }
     }
@@ -193,7 +236,8 @@ TEST(Conservation, ExactOnIntegers) {
 
 // And within the roundings of the steps for the others.
 TEST(Conservation, WithinRoundingElsewhere) {
-  for (const char* text : {"bf16", "int8", "chunk-topk:8/1024:bf16"}) {
+  for (const char* text : {"bf16", "fp16", "int8", "int8:sr", "fp8", "fp8:e5m2", "int4", "int4:hadamard:sr", "onebit",
+                           "chunk-topk:8/1024:bf16"}) {
     const size_t n = 3000;
     std::vector<float> e(n, 0.0f);
     std::vector<double> sent(n, 0.0), given(n, 0.0), most(n, 0.0);

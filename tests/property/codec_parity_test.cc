@@ -25,6 +25,8 @@ using kernels::cpu::Loops;
 // The last two are cut into several tasks.
 constexpr size_t kSizes[] = {0, 1, 2, 31, 32, 33, 255, 256, 257, 1023, 1024, 1025, 10001, 3 * 65536 + 1, 1000003};
 
+constexpr Seed kSeed{0x123456789abcdefull, 3, 41, 2, 512}, kSumSeed{0x123456789abcdefull, 3, 41, 9, 1 << 20};
+
 struct Case {
   CodecSpec spec;
   DType dtype;
@@ -66,7 +68,7 @@ void check_encode(const Case& c, const Loops& loops, unsigned width, const Gradi
   args.residual = c.feedback ? residual.as<float>() : nullptr;
   args.payload = {payload.data(), bytes};
   args.workspace = {workspace.data(), scratch};
-  args.seed.step = 41;
+  args.seed = kSeed;
   args.flush = c.flush;
   args.executor = threads(width);
   EncodeStats stats;
@@ -135,15 +137,15 @@ void check_reduce(const Case& c, const Loops& loops, unsigned width, size_t rank
   std::vector<ConstBytes> payloads;
   for (size_t rank = 0; rank < ranks; ++rank) {
     const Gradient g = Gradient::of(rank % 2 == 0 ? c.gen : Gen::gaussian, c.n, 100 + rank, c.dtype);
-    storage.push_back(
-        std::make_unique<Guarded>(Guarded::copy_of(reference::encode(c.spec, g.view(), nullptr, false, {}, nullptr))));
+    storage.push_back(std::make_unique<Guarded>(
+        Guarded::copy_of(reference::encode(c.spec, g.view(), nullptr, false, kSeed, nullptr))));
     payloads.push_back(rank == self ? ConstBytes{} : ConstBytes{storage.back()->data(), storage.back()->size()});
   }
   std::vector<float> e = residual_for(c);
   Guarded residual = Guarded::copy_of(e);
   EncodeStats expected_stats, stats;
   const std::vector<std::byte> expected = reference::reduce_encode(
-      c.spec, payloads, self, own.view(), c.feedback ? e.data() : nullptr, {0, 0, 7, 0}, &expected_stats);
+      c.spec, payloads, self, own.view(), c.feedback ? e.data() : nullptr, kSumSeed, &expected_stats);
   Guarded payload(expected.size()), workspace(workspace_bytes(c.spec, c.dtype, c.n, width), 3);
   ReduceArgs args;
   args.payloads = payloads;
@@ -152,7 +154,7 @@ void check_reduce(const Case& c, const Loops& loops, unsigned width, size_t rank
   args.residual = c.feedback ? residual.as<float>() : nullptr;
   args.payload = {payload.data(), payload.size()};
   args.workspace = {workspace.data(), workspace.size()};
-  args.seed.step = 7;
+  args.seed = kSumSeed;
   args.executor = threads(width);
   const uint64_t allocated = allocations();
   const Status status = reduce_encode(loops, c.spec, args, &stats);
@@ -209,10 +211,8 @@ void run(const Case& c) {
   const std::vector<float> e = residual_for(c);
   Expected expected;
   expected.residual = e;
-  Seed seed;
-  seed.step = 41;
-  expected.payload = reference::encode(c.spec, g.view(), c.feedback ? expected.residual.data() : nullptr, c.flush, seed,
-                                       &expected.stats);
+  expected.payload = reference::encode(c.spec, g.view(), c.feedback ? expected.residual.data() : nullptr, c.flush,
+                                       kSeed, &expected.stats);
   const bool large = c.n > 2 * 65536;
   const std::vector<Decoded> decodes = c.feedback ? std::vector<Decoded>{} : expected_decodes(c, expected.payload);
   for (const Loops* loops : all_loops()) {

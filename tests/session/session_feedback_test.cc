@@ -133,10 +133,13 @@ TEST(ConservationLaw, HoldsExactlyForTopkOnIntegersThroughGateFlushAndRegrouping
   }
 }
 
-TEST(ConservationLaw, HoldsWithinRoundingForInt8AndForThreeRanks) {
+TEST(ConservationLaw, HoldsWithinRoundingForOtherCodecsAndRanks) {
   // T·(N+3)·2⁻²⁴·max|sum|: sums of at most 4 ranks of |g| ≤ 8, plus residuals of that size.
   law_run("int8:ef", Mode::automatic, 4, 7, 400 * 7 * std::ldexp(1.0, -24) * 200);
   law_run("chunk-topk:8/1024", Mode::automatic, 3, 7, 400 * 6 * std::ldexp(1.0, -24) * 2000);
+  law_run("int4", Mode::automatic, 4, 7, 400 * 7 * std::ldexp(1.0, -24) * 200);
+  law_run("int4:hadamard:sr", Mode::on, 3, 8, 400 * 6 * std::ldexp(1.0, -24) * 2000);
+  law_run("onebit", Mode::automatic, 3, 7, 400 * 6 * std::ldexp(1.0, -24) * 2000);
 }
 
 /// cases EF-1: the reference sequence, on two identical ranks; averages equal what one rank would send.

@@ -40,7 +40,7 @@ class Payload {
 };
 
 inline Payload encode(const char* spec_text, ConstVec gradient, float* residual = nullptr, EncodeStats* stats = nullptr,
-                      bool flush = false) {
+                      bool flush = false, const Seed& seed = {}) {
   const CodecSpec spec = spec_of(spec_text);
   Payload payload(payload_bytes(spec, gradient.dtype, gradient.count));
   std::vector<std::byte> workspace(workspace_bytes(spec, gradient.dtype, gradient.count));
@@ -50,14 +50,15 @@ inline Payload encode(const char* spec_text, ConstVec gradient, float* residual 
   args.payload = {payload.data(), payload.size()};
   args.workspace = workspace;
   args.flush = flush;
+  args.seed = seed;
   const Status status = encode(spec, args, stats);
   EXPECT_TRUE(status.ok()) << spec_text << ": " << status.message();
   return payload;
 }
 inline Payload encode(const char* spec, const std::vector<float>& gradient, std::vector<float>* residual = nullptr,
-                      EncodeStats* stats = nullptr, bool flush = false) {
+                      EncodeStats* stats = nullptr, bool flush = false, const Seed& seed = {}) {
   return encode(spec, {gradient.data(), gradient.size(), DType::f32}, residual == nullptr ? nullptr : residual->data(),
-                stats, flush);
+                stats, flush, seed);
 }
 
 inline std::vector<float> decode(const char* spec_text, const Payload& payload, size_t count, float scale = 1.0f,

@@ -1,4 +1,4 @@
-// The specs that tests run over: every codec of the list, and every way of choosing that chunk-topk has.
+// The specs that tests run over: every codec of the list, and every variant of it.
 #pragma once
 
 #include <string>
@@ -11,6 +11,15 @@ inline constexpr const char* kSpecs[] = {
     "none",
     "bf16",
     "int8",
+    "int8:sr",
+    "fp8",
+    "fp8:e5m2",
+    "int4",
+    "int4:sr",
+    "int4:hadamard",
+    "int4:hadamard:sr",
+    "onebit",
+    "fp16",
     "chunk-topk:8/1024",
     "chunk-topk:8/1024:bf16",
     "chunk-topk:1/32",           // chunks shorter than a group

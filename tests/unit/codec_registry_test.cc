@@ -25,6 +25,9 @@ TEST(CodecText, CanonicalTextsComeBack) {
 TEST(CodecText, DefaultsMayBeNamed) {
   EXPECT_STREQ(format_codec(spec_of("int8:noef")).text, "int8");
   EXPECT_STREQ(format_codec(spec_of("none:noef")).text, "none");
+  EXPECT_STREQ(format_codec(spec_of("int4:sr:hadamard:ef")).text, "int4:hadamard:sr");
+  EXPECT_STREQ(format_codec(spec_of("int4:sr:noef")).text, "int4:sr:noef");
+  EXPECT_STREQ(format_codec(spec_of("fp8:e5m2:ef")).text, "fp8:e5m2:ef");
   EXPECT_STREQ(format_codec(spec_of("chunk-topk:8/1024:ef")).text, "chunk-topk:8/1024");
   EXPECT_STREQ(format_codec(spec_of("chunk-topk:8/1024:f32:ef")).text, "chunk-topk:8/1024");
 }
@@ -56,6 +59,12 @@ TEST(CodecText, NonsenseIsRefusedByName_QNT9) {
       {"int8:256", "'256'"},
       {"int8:ef:ef", "'ef'"},
       {"int8:EF", "'EF'"},
+      {"int8:sr:", "nothing follows"},
+      {"int8:sr:sr", "parameter 'sr' stands there twice; int8 takes :sr, :ef or :noef"},
+      {"int4:stochastic", "parameter 'stochastic' is not known; int4 takes :hadamard, :sr, :ef or :noef"},
+      {"int4:hadamard::sr", "parameter ''"},
+      {"fp8:e4m3", "fp8 takes :e5m2, :ef or :noef"},
+      {"onebit:1024", "'1024'"},
       {"none:ef", "takes no :ef"},
       {"bf16:f32", "'f32'"},
       {"chunk-topk", "8/1024"},
@@ -153,7 +162,8 @@ TEST(CodecList, TakesWhatTheTableSays) {
   };
   EXPECT_EQ(takes("none"), "f32 bf16 f16 f64 ");
   EXPECT_EQ(takes("bf16"), "f32 ");
-  EXPECT_EQ(takes("int8"), "f32 bf16 f16 ");
+  EXPECT_EQ(takes("fp16"), "f32 ");
+  for (const char* text : {"int8", "int8:sr", "fp8", "int4", "onebit"}) EXPECT_EQ(takes(text), "f32 bf16 f16 ");
   EXPECT_EQ(takes("chunk-topk:8/1024"), "f32 bf16 f16 ");
 }
 
@@ -166,6 +176,13 @@ TEST(PayloadBytes, AreWhatTheFormatSays_QNT8) {
   EXPECT_EQ(payload_bytes(spec_of("int8"), DType::f32, 1000000), 32u + 15632u + 1000000u);  // 3907 scales
   EXPECT_EQ(payload_bytes(spec_of("int8"), DType::bf16, 1000000), 32u + 15632u + 1000000u);
   EXPECT_EQ(payload_bytes(spec_of("int8"), DType::f32, 1), 32u + 16u + 16u);
+  EXPECT_EQ(payload_bytes(spec_of("int8:sr"), DType::f32, 1000000), payload_bytes(spec_of("int8"), DType::f32, 1000000));
+  EXPECT_EQ(payload_bytes(spec_of("fp8"), DType::bf16, 1000000), 32u + 15632u + 1000000u);
+  EXPECT_EQ(payload_bytes(spec_of("int4"), DType::f32, 1000000), 32u + 31264u + 500032u);  // 7813 blocks
+  EXPECT_EQ(payload_bytes(spec_of("int4"), DType::f32, 1), 32u + 16u + 64u);
+  EXPECT_EQ(payload_bytes(spec_of("onebit"), DType::f32, 1000000), 32u + 3920u + 125008u);  // 977 blocks
+  EXPECT_EQ(payload_bytes(spec_of("onebit"), DType::f32, 9), 32u + 16u + 16u);
+  EXPECT_EQ(payload_bytes(spec_of("fp16"), DType::f32, 1000000), 32u + 16u + 2000000u);
   EXPECT_EQ(payload_bytes(spec_of("chunk-topk:8/1024"), DType::f32, 1 << 20), 32u + 32768u + 16384u);
   EXPECT_EQ(payload_bytes(spec_of("chunk-topk:8/1024:bf16"), DType::f32, 1 << 20), 32u + 16384u + 16384u);
   EXPECT_EQ(payload_bytes(spec_of("chunk-topk:8/1024"), DType::f32, 1024 + 5), 32u + 64u + 32u);  // 13 entries

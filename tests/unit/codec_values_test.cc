@@ -29,7 +29,7 @@ Values two_blocks(Values first, const Values& second) {
 
 TEST(AllZeroBlock, DecodesToZero_NUM1) {
   const Values g = two_blocks({}, Values(256, 1.0f));
-  for (const char* text : {"none", "bf16", "int8", "chunk-topk:4/256"}) {
+  for (const char* text : {"none", "bf16", "fp16", "int8", "int8:sr", "fp8", "int4", "chunk-topk:4/256"}) {
     Values e(512);
     const Payload payload = spec_of(text).id == CodecId::none ? encode(text, g) : encode(text, g, &e);
     const Values d = decode(text, payload, 512);
@@ -41,7 +41,9 @@ TEST(AllZeroBlock, DecodesToZero_NUM1) {
       const bool sent = spec_of(text).id != CodecId::chunk_topk || i < 260;
       EXPECT_EQ(d[i], sent ? 1.0f : 0.0f) << text << " " << i;
     }
-    for (const float v : round_trip(text, Values(512, 0.0f))) EXPECT_EQ(std::bit_cast<uint32_t>(v), 0u);
+  }
+  for (const char* text : kSpecs) {
+    for (const float v : round_trip(text, Values(512, 0.0f))) EXPECT_EQ(std::bit_cast<uint32_t>(v), 0u) << text;
   }
 }
 
@@ -96,12 +98,16 @@ TEST(NonFiniteGradient, TakesNoPartInTheSum_NUM3) {
 TEST(Overflow, NothingFiniteBecomesNonFinite_NUM4) {
   constexpr float kMax = std::numeric_limits<float>::max();
   const Values g = {3e38f, -3e38f, 2e19f, 0.0f, kMax, -kMax};
-  for (const char* text : {"bf16", "int8", "chunk-topk:32/32", "chunk-topk:32/32:bf16"}) {
+  for (const char* text : {"bf16", "fp16", "int8", "fp8", "fp8:e5m2", "chunk-topk:32/32", "chunk-topk:32/32:bf16"}) {
     const Values d = round_trip(text, g);
     for (size_t i = 0; i < g.size(); ++i) {
       ASSERT_TRUE(std::isfinite(d[i])) << text << " " << i;
-      const double step =
-          spec_of(text).id == CodecId::int8 ? kMax / 254.0 * 1.0001 : std::fabs(static_cast<double>(g[i])) / 128;
+      const double size = std::fabs(static_cast<double>(g[i]));
+      // fp8 and fp16 have a smallest step too, here beside the greatest floats.
+      const double step = spec_of(text).id == CodecId::int8 ? kMax / 254.0 * 1.0001
+                          : spec_of(text).id == CodecId::fp8
+                              ? std::max(size / 7.99, kMax * 0x1p-18)
+                              : std::max(size / 128, spec_of(text).id == CodecId::fp16 ? kMax * 0x1p-39 : 0.0);
       EXPECT_LE(std::fabs(static_cast<double>(d[i]) - g[i]), step) << text << " " << i;
     }
   }

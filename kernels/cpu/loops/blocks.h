@@ -1,4 +1,5 @@
-// Codecs that treat each group of 256 on its own: none, bf16, int8.
+// Codecs that treat each group of 256 on its own: the loop over groups, and none, bf16 and fp16. (Scaled blocks:
+// scaled.h.)
 #pragma once
 
 #include "codecs/codecs.h"
@@ -9,57 +10,16 @@
 namespace gradgate::kernels::cpu {
 namespace {
 
-// A codec with a scale per block of 256 and a code per element: C is its Codec, which brings Encoder, Decoder and Code.
-template <class C>
-struct ScaledBlock {
-  using Unit = typename C::Code;
-  static_assert(C::kBlock == kGroupElements);
-  static GRADGATE_INLINE Unit* start(const EncodeJob& job, size_t begin) {
-    return reinterpret_cast<Unit*>(job.second) + begin;
-  }
-
-  // Codes of a group, and with feedback its residual. e may be null without.
-  template <bool kFeedback>
-  static GRADGATE_INLINE void encode(const EncodeJob& job, size_t begin, const Group& group, Unit* code, float* e) {
-    const typename C::Encoder block = C::Encoder::of(static_cast<uint32_t>(group.max));
-    __builtin_memcpy(job.first + begin / kGroupElements * 4, &block.stored, 4);
-    if (!block.finite) {
-      for (size_t i = 0; i < kGroupElements; ++i) code[i] = 0;
-      return;  // every d is NaN: the residual stays
-    }
-    const float* x = group.x;
-    if constexpr (!kFeedback) {
-      for (size_t i = 0; i < kGroupElements; ++i) code[i] = static_cast<Unit>(block.code(x[i]));
-    } else {
-      const typename C::Decoder decoder = C::Decoder::of(block.stored);
-      for (size_t i = 0; i < kGroupElements; ++i) {
-        const int32_t q = block.code(x[i]);
-        code[i] = static_cast<Unit>(q);
-        e[i] = exact::sub(x[i], decoder.value(q));
-      }
-    }
-  }
-
-  template <bool kAdd, class O>
-  static GRADGATE_INLINE void decode(const DecodeJob& job, size_t begin, size_t n, O* out) {
-    uint32_t stored;
-    __builtin_memcpy(&stored, job.first + begin / kGroupElements * 4, 4);
-    const typename C::Decoder decoder = C::Decoder::of(stored);
-    const Unit* code = reinterpret_cast<const Unit*>(job.second) + begin;
-    prefetch_ahead(code, kGroupElements * sizeof(Unit));
-    const float scale = job.scale;
-    emit<kAdd>(out, n, [=](size_t i) { return exact::mul(decoder.value(code[i]), scale); });
-  }
-};
-
-struct CastBlock {
+struct CastEncoder {
   using Unit = uint16_t;
-  static GRADGATE_INLINE Unit* start(const EncodeJob& job, size_t begin) {
-    return reinterpret_cast<uint16_t*>(job.first) + begin;
-  }
+  const EncodeJob& job;
+
+  explicit CastEncoder(const EncodeJob& j) : job(j) {}
+  Unit* start(size_t begin) const { return reinterpret_cast<uint16_t*>(job.first) + begin; }
+  static constexpr size_t units(size_t n) { return n; }
 
   template <bool kFeedback>
-  static GRADGATE_INLINE void encode(const EncodeJob&, size_t, const Group& group, uint16_t* code, float* e) {
+  GRADGATE_INLINE void encode(size_t, const Group& group, uint16_t* code, float* e) const {
     const float* x = group.x;
     if constexpr (!kFeedback) {
       for (size_t i = 0; i < kGroupElements; ++i) code[i] = codecs::round_bf16(x[i]);
@@ -76,9 +36,14 @@ struct CastBlock {
       }
     }
   }
+};
+
+struct CastDecoder {
+  const DecodeJob& job;
+  explicit CastDecoder(const DecodeJob& j) : job(j) {}
 
   template <bool kAdd, class O>
-  static GRADGATE_INLINE void decode(const DecodeJob& job, size_t begin, size_t n, O* out) {
+  GRADGATE_INLINE void decode(size_t begin, size_t n, O* out) const {
     const uint16_t* code = reinterpret_cast<const uint16_t*>(job.first) + begin;
     prefetch_ahead(code, kGroupElements * 2);
     const float scale = job.scale;
@@ -86,11 +51,56 @@ struct CastBlock {
   }
 };
 
-template <class Block, class G, bool kFeedback>
+// fp16: the scale is that of the whole vector, found by a pass before.
+struct Fp16Encoder {
+  using Unit = uint16_t;
+  const EncodeJob& job;
+  codecs::Fp16Scale scale;
+
+  explicit Fp16Encoder(const EncodeJob& j) : job(j), scale(codecs::Fp16Scale::of(j.greatest)) {}
+  Unit* start(size_t begin) const { return reinterpret_cast<uint16_t*>(job.second) + begin; }
+  static constexpr size_t units(size_t n) { return n; }
+
+  template <bool kFeedback>
+  GRADGATE_INLINE void encode(size_t, const Group& group, uint16_t* code, float* e) const {
+    const codecs::Fp16Scale s = scale;
+    const float* x = group.x;
+    for (size_t i = 0; i < kGroupElements; ++i) code[i] = s.element(x[i]);
+    if constexpr (kFeedback) {
+      const float step = exact::from_bits(s.stored);
+      if (group.max < kInf) {
+        for (size_t i = 0; i < kGroupElements; ++i) e[i] = exact::sub(x[i], codecs::fp16_value(code[i], step));
+      } else {
+        for (size_t i = 0; i < kGroupElements; ++i) {
+          if (exact::is_finite(x[i])) e[i] = exact::sub(x[i], codecs::fp16_value(code[i], step));
+        }
+      }
+    }
+  }
+};
+
+struct Fp16Decoder {
+  const DecodeJob& job;
+  float step;
+  explicit Fp16Decoder(const DecodeJob& j) : job(j) { __builtin_memcpy(&step, j.first, sizeof step); }
+
+  template <bool kAdd, class O>
+  GRADGATE_INLINE void decode(size_t begin, size_t n, O* out) const {
+    const uint16_t* code = reinterpret_cast<const uint16_t*>(job.second) + begin;
+    prefetch_ahead(code, kGroupElements * 2);
+    emit<kAdd>(out, n, [=, s = step, scale = job.scale](size_t i) {
+      return exact::mul(codecs::fp16_value(code[i], s), scale);
+    });
+  }
+};
+
+template <class Encoder, class G, bool kFeedback>
 uint64_t encode_blocks(const EncodeJob& job, size_t begin, size_t end) {
+  using Unit = typename Encoder::Unit;
+  const Encoder encoder(job);
   const G* g = static_cast<const G*>(job.source) + (begin - job.origin);
   float* e = kFeedback ? job.residual + (begin - job.origin) : nullptr;
-  Sink<typename Block::Unit> sink(Block::start(job, begin), job.stream);
+  Sink<Unit> sink(encoder.start(begin), job.stream);
   alignas(64) float room[kGroupElements];
   uint64_t non_finite = 0;
   for (; end - begin >= kGroupElements; begin += kGroupElements) {
@@ -99,43 +109,77 @@ uint64_t encode_blocks(const EncodeJob& job, size_t begin, size_t end) {
     const Group group = form_group<G, kFeedback>(g, e, job.flush, room);
     if (group.max >= kInf) non_finite += count_non_finite(group.x);
     if (kFeedback && group.kept) {
-      Block::template encode<false>(job, begin, group, sink.place(), nullptr);
+      encoder.template encode<false>(begin, group, sink.place(), nullptr);
     } else {
-      Block::template encode<kFeedback>(job, begin, group, sink.place(), e);
+      encoder.template encode<kFeedback>(begin, group, sink.place(), e);
     }
-    sink.advance(kGroupElements);
+    sink.advance(encoder.units(kGroupElements));
     g += kGroupElements;
     if constexpr (kFeedback) e += kGroupElements;
   }
   if (begin < end) {
     const size_t n = end - begin;
     PaddedGroup<G> pad(g, e, n);
-    typename Block::Unit code[kGroupElements];
+    alignas(64) Unit code[kGroupElements];
     const Group group = form_group<G, kFeedback>(pad.g, pad.e, job.flush, room);
     if (group.max >= kInf) non_finite += count_non_finite(group.x);
     if (kFeedback && group.kept) {
-      Block::template encode<false>(job, begin, group, code, nullptr);
+      encoder.template encode<false>(begin, group, code, nullptr);
     } else {
-      Block::template encode<kFeedback>(job, begin, group, code, pad.e);
+      encoder.template encode<kFeedback>(begin, group, code, pad.e);
       if constexpr (kFeedback) __builtin_memcpy(e, pad.e, n * sizeof(float));
     }
-    __builtin_memcpy(sink.place(), code, n * sizeof(typename Block::Unit));
-    sink.advance(n);
+    __builtin_memcpy(sink.place(), code, encoder.units(n) * sizeof(Unit));
+    sink.advance(encoder.units(n));
   }
   sink.finish();
   return non_finite;
 }
 
-template <class Block, class O, bool kAdd>
+template <class Decoder, class O, bool kAdd>
 void decode_blocks(const DecodeJob& job, size_t begin, size_t end) {
+  const Decoder decoder(job);
   Sink<O> sink(static_cast<O*>(job.out) + (begin - job.origin), !kAdd && job.stream);
   while (begin < end) {
     const size_t n = least(end - begin, kGroupElements);
-    Block::template decode<kAdd>(job, begin, n, sink.place());
+    decoder.template decode<kAdd>(begin, n, sink.place());
     sink.advance(n);
     begin += n;
   }
   sink.finish();
+}
+
+// The greatest magnitude of the finite x, for codecs whose elements depend on it.
+template <class G, bool kFeedback>
+uint32_t greatest_finite(const EncodeJob& job, size_t begin, size_t end) {
+  const G* g = static_cast<const G*>(job.source) + (begin - job.origin);
+  const float* e = kFeedback ? job.residual + (begin - job.origin) : nullptr;
+  alignas(64) float room[kGroupElements];
+  int32_t greatest = 0;
+  for (; begin < end; begin += kGroupElements, g += kGroupElements) {
+    const size_t n = least(end - begin, kGroupElements);
+    const auto look = [&](const Group& group) {
+      int32_t max = group.max;
+      if (max >= kInf) {
+        max = 0;
+        for (size_t i = 0; i < kGroupElements; ++i) {
+          const int32_t m = magnitude(group.x[i]);
+          max = m < kInf ? greater(max, m) : max;
+        }
+      }
+      greatest = greater(greatest, max);
+    };
+    if (n == kGroupElements) {
+      prefetch_ahead(g, kGroupElements * sizeof(G));
+      if constexpr (kFeedback) prefetch_ahead(e, kGroupElements * sizeof(float));
+      look(form_group<G, kFeedback>(g, e, job.flush, room));
+    } else {
+      const PaddedGroup<G> pad(g, e, n);
+      look(form_group<G, kFeedback>(pad.g, pad.e, job.flush, room));
+    }
+    if constexpr (kFeedback) e += kGroupElements;
+  }
+  return static_cast<uint32_t>(greatest);
 }
 
 // none: bytes copied, Inf and NaN counted by their exponents.
@@ -204,9 +248,12 @@ uint64_t encode_none(const EncodeJob& job, size_t begin, size_t end) {
 }
 
 template <class G>
-struct NoneBlock {
+struct NoneDecoder {
+  const DecodeJob& job;
+  explicit NoneDecoder(const DecodeJob& j) : job(j) {}
+
   template <bool kAdd, class O>
-  static GRADGATE_INLINE void decode(const DecodeJob& job, size_t begin, size_t n, O* out) {
+  GRADGATE_INLINE void decode(size_t begin, size_t n, O* out) const {
     const G* value = reinterpret_cast<const G*>(job.first) + begin;
     prefetch_ahead(value, kGroupElements * sizeof(G));
     const float scale = job.scale;

@@ -30,10 +30,10 @@ struct Group {
   bool kept = false;  // a zero group: its residual stays
 };
 
-template <class G>
+template <class G, size_t kElements = kGroupElements>
 GRADGATE_INLINE int32_t max_magnitude(const G* v) {
   int32_t max = 0;
-  for (size_t i = 0; i < kGroupElements; ++i) max = greater(max, magnitude(widen(v[i])));
+  for (size_t i = 0; i < kElements; ++i) max = greater(max, magnitude(widen(v[i])));
   return max;
 }
 
@@ -114,10 +114,10 @@ GRADGATE_INLINE void emit_n(O* out, size_t n, Value value) {
     narrow(v, out + i);
   }
 }
-template <bool kAdd, class O, class Value>
+template <bool kAdd, size_t kWhole = kGroupElements, class O, class Value>
 GRADGATE_INLINE void emit(O* out, size_t n, Value value) {
-  if (n == kGroupElements) {
-    emit_n<kAdd>(out, kGroupElements, value);
+  if (n == kWhole) {
+    emit_n<kAdd>(out, kWhole, value);
   } else {
     emit_n<kAdd>(out, n, value);
   }

@@ -3,22 +3,34 @@
 #pragma once
 
 #include "kernels/cpu/loops/blocks.h"
+#include "kernels/cpu/loops/mean.h"
+#include "kernels/cpu/loops/scaled.h"
 #include "kernels/cpu/loops/topk.h"
 
 namespace gradgate::kernels::cpu {
 namespace {
 
+// Whether a codec has nothing but BlockFormats.
 template <CodecId id>
-inline constexpr bool kScaled = requires {
-  typename codecs::Codec<id>::Encoder;
+inline constexpr bool kScaled = requires(const CodecSpec& spec, size_t (*f)(codecs::BlockFormat)) {
+  codecs::Codec<id>::with_format(spec, f);
 };
 
 template <CodecId id, class G, bool kFeedback>
 uint64_t encode_as(const EncodeJob& job, size_t begin, size_t end, std::byte* scratch) {
   if constexpr (kScaled<id>) {
-    return encode_blocks<ScaledBlock<codecs::Codec<id>>, G, kFeedback>(job, begin, end);
+    return codecs::Codec<id>::with_format(job.spec, [&](auto format) {
+      using Format = decltype(format);
+      if constexpr (Format::kMean) {
+        return encode_means<Format, G, kFeedback>(job, begin, end);
+      } else {
+        return encode_blocks<ScaledEncoder<Format>, G, kFeedback>(job, begin, end);
+      }
+    });
   } else if constexpr (id == CodecId::bf16) {
-    return encode_blocks<CastBlock, G, kFeedback>(job, begin, end);
+    return encode_blocks<CastEncoder, G, kFeedback>(job, begin, end);
+  } else if constexpr (id == CodecId::fp16) {
+    return encode_blocks<Fp16Encoder, G, kFeedback>(job, begin, end);
   } else if constexpr (id == CodecId::chunk_topk) {
     return job.spec.value == DType::f32 ? encode_chunks<G, float, kFeedback>(job, begin, end, scratch)
                                         : encode_chunks<G, uint16_t, kFeedback>(job, begin, end, scratch);
@@ -31,9 +43,12 @@ uint64_t encode_as(const EncodeJob& job, size_t begin, size_t end, std::byte* sc
 template <CodecId id, class O, bool kAdd>
 void decode_as(const DecodeJob& job, size_t begin, size_t end) {
   if constexpr (kScaled<id>) {
-    decode_blocks<ScaledBlock<codecs::Codec<id>>, O, kAdd>(job, begin, end);
+    codecs::Codec<id>::with_format(
+        job.spec, [&](auto format) { decode_blocks<ScaledDecoder<decltype(format)>, O, kAdd>(job, begin, end); });
   } else if constexpr (id == CodecId::bf16) {
-    decode_blocks<CastBlock, O, kAdd>(job, begin, end);
+    decode_blocks<CastDecoder, O, kAdd>(job, begin, end);
+  } else if constexpr (id == CodecId::fp16) {
+    decode_blocks<Fp16Decoder, O, kAdd>(job, begin, end);
   } else if constexpr (id == CodecId::chunk_topk) {
     job.spec.value == DType::f32 ? decode_chunks<float, O, kAdd>(job, begin, end)
                                  : decode_chunks<uint16_t, O, kAdd>(job, begin, end);
@@ -41,11 +56,11 @@ void decode_as(const DecodeJob& job, size_t begin, size_t end) {
     static_assert(id == CodecId::none, "a codec without loops");
     switch (job.gradient) {
       case DType::f32:
-        return decode_blocks<NoneBlock<float>, O, kAdd>(job, begin, end);
+        return decode_blocks<NoneDecoder<float>, O, kAdd>(job, begin, end);
       case DType::bf16:
-        return decode_blocks<NoneBlock<uint16_t>, O, kAdd>(job, begin, end);
+        return decode_blocks<NoneDecoder<uint16_t>, O, kAdd>(job, begin, end);
       default:
-        return decode_blocks<NoneBlock<F16>, O, kAdd>(job, begin, end);
+        return decode_blocks<NoneDecoder<F16>, O, kAdd>(job, begin, end);
     }
   }
 }
@@ -108,6 +123,23 @@ void decode_any(const DecodeJob& job, size_t begin, size_t end) noexcept {
   }
 }
 
+template <class G>
+uint32_t greatest_of(const EncodeJob& job, size_t begin, size_t end) {
+  return job.residual != nullptr ? greatest_finite<G, true>(job, begin, end)
+                                 : greatest_finite<G, false>(job, begin, end);
+}
+
+uint32_t greatest_any(const EncodeJob& job, size_t begin, size_t end) noexcept {
+  switch (job.dtype) {
+    case DType::f32:
+      return greatest_of<float>(job, begin, end);
+    case DType::bf16:
+      return greatest_of<uint16_t>(job, begin, end);
+    default:
+      return greatest_of<F16>(job, begin, end);
+  }
+}
+
 void fold_any(const FoldJob& job, size_t begin, size_t end) noexcept {
   switch (job.dtype) {
     case DType::f32:
@@ -132,7 +164,7 @@ void store_sum_any(const float* sum, const SumJob& job, void* out, size_t count)
 
 }  // namespace
 
-const Loops GRADGATE_LOOPS_TABLE = {GRADGATE_LOOPS_NAME, encode_any,     decode_any, fold_any,
-                                    store_sum_any,       read_sum_bytes, copy_bytes, axpy_floats};
+const Loops GRADGATE_LOOPS_TABLE = {GRADGATE_LOOPS_NAME, encode_any,     greatest_any, decode_any, fold_any,
+                                    store_sum_any,       read_sum_bytes, copy_bytes,   axpy_floats};
 
 }  // namespace gradgate::kernels::cpu
