@@ -131,6 +131,42 @@ TEST(GateLife, FaithfulCandidateIsPreferredWithinFivePercent) {
   EXPECT_EQ(clear.gates[0].running(0), 2);
 }
 
+// Four times smaller pays as a two-shot; gathered from 15 peers it is more than the dense exchange moves.
+TEST(GateLife, APayloadThatMustBeGatheredIsPricedAsGathered) {
+  World w;
+  w.ranks = 16;
+  w.codecs = {SimCodec{"topk", Exchange::all_gather, 5, 4.0}};
+  Simulation gathered(w, {});
+  gathered.run(100);
+  EXPECT_EQ(gathered.gates[0].running(0), 0);
+  EXPECT_EQ(gathered.gates[0].decision(0).why, Why::break_even);
+  EXPECT_NEAR(gathered.gates[0].decision(0).transfer_s, gather_exchange(50e-6, 125e6, 16, 1e6), 1e-9);
+  w.codecs[0].exchange = Exchange::two_shot;
+  Simulation two_shot(w, {});
+  two_shot.run(100);
+  EXPECT_EQ(two_shot.gates[0].running(0), 1);
+}
+
+// On a fast link inside the node, a hierarchical exchange sends a quarter of the payload over the slow one.
+TEST(GateLife, HierarchicalRunsWhereTheNodeIsFast) {
+  World w;
+  w.ranks = 8;
+  w.ranks_per_node = 4;
+  w.inside = {1e-6, 100e9};
+  w.codecs = {SimCodec{"int8", Exchange::two_shot, 2, 3.94},
+              SimCodec{"int8 hierarchical", Exchange::hierarchical, 2, 3.94}};
+  Simulation sim(w, {});
+  sim.run(100);
+  EXPECT_EQ(sim.gates[0].running(0), 2);
+  const Decision& d = sim.gates[0].decision(0);
+  EXPECT_NEAR(d.transfer_s, exchange_cost(Exchange::hierarchical, w.model(), std::ceil(4e6 / 3.94), 4e6), 1e-9);
+  // Without knowledge of the nodes it cannot be priced, and the flat one runs.
+  w.ranks_per_node = 0;
+  Simulation flat(w, {});
+  flat.run(100);
+  EXPECT_EQ(flat.gates[0].running(0), 1);
+}
+
 TEST(GateLife, UndecidedKeepsDenseAndFlushes) {
   World w;
   // The prediction wins clearly, but the step as measured is equal to dense.

@@ -40,6 +40,12 @@ struct World {
   bool hidden_on_rank0_only = false;  ///< SimCodec::hidden_s shows in the step time of rank 0 only
   double load = 1;                    ///< real transfers take so many times the model
   uint64_t cold_steps = 0;            ///< the first steps of the job transfer ten times slower
+  uint32_t ranks_per_node = 0;        ///< with a value: two levels, `link` between the nodes and …
+  Link inside{};                      ///< … this one inside
+
+  LinkModel model() const {
+    return ranks_per_node > 0 ? two_level_model(inside, link, ranks, ranks_per_node) : link_model(link, ranks);
+  }
 };
 
 class Simulation {
@@ -67,7 +73,7 @@ class Simulation {
                           static_cast<std::vector<std::string>*>(context)->emplace_back(line, size);
                         }});
     }
-    if (config_.ranks > 0) gates[0].set_link(link_model(world.link, world.ranks));
+    if (config_.ranks > 0) gates[0].set_link(world.model());
     actions.assign(world.bucket_bytes.size(), {});
   }
 
@@ -77,7 +83,7 @@ class Simulation {
   }
 
   void step() {
-    const LinkModel link = link_model(world.link, world.ranks);
+    const LinkModel link = world.model();
     const uint64_t now = gates[0].step();
     double step_s = world.compute_s * jitter() + world.late_s;
     double shadow_s = 0, hidden_s = 0;
@@ -88,8 +94,8 @@ class Simulation {
       const double bytes = world.bucket_bytes[b];
       const double wire =
           plan.action == Action::compress
-              ? codec(plan.candidate).wire_factor *
-                    exchange_cost(codec(plan.candidate).exchange, link, std::ceil(bytes / codec(plan.candidate).ratio))
+              ? codec(plan.candidate).wire_factor * exchange_cost(codec(plan.candidate).exchange, link,
+                                                                  std::ceil(bytes / codec(plan.candidate).ratio), bytes)
               : exchange_cost(Exchange::all_reduce, link, bytes);
       const double transfer = wire * world.load * (now < world.cold_steps ? 10 : 1) * jitter();
       for (uint32_t r = 0; r < world.ranks; ++r) {
