@@ -35,5 +35,7 @@ void add_allreduce(CLI::App& program, Context& context);
 void add_doctor(CLI::App& program, Context& context);
 void add_calibrate(CLI::App& program, Context& context);
 void add_roundtrip(CLI::App& program, Context& context);
+void add_model(CLI::App& program, Context& context);
+void add_plan(CLI::App& program, Context& context);
 
 }  // namespace gradgate::cli

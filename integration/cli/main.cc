@@ -34,6 +34,8 @@ Examples:
   gradgate allreduce -b 64K -e 16M -f 4 --ranks 4 --link 1gbit:50us
   mpirun -n 4 gradgate allreduce             the same over MPI
   gradgate roundtrip gradients.npy --codec int8
+  gradgate model --link ib-ndr --ranks 256 --bytes 1GB --ratio 64 --codec-time 2ms
+  gradgate plan --link tcp-25 --ranks 8..256 --bytes 1MB..1GB -o plan.html
 
 Exit codes: 0 fine, 1 a wrong value or a failed run, 2 bad usage.)";
 
@@ -84,6 +86,8 @@ int main(int argc, char** argv) {
   add_doctor(program, context);
   add_calibrate(program, context);
   add_roundtrip(program, context);
+  add_model(program, context);
+  add_plan(program, context);
 
   int code = kExitOk;
   try {

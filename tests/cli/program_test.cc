@@ -21,8 +21,8 @@ constexpr const char* kQuick = "-c none,int8 -b 4K -e 4K -n 1 -w 0 --ranks 2";
 TEST(Program, HelpAndVersion) {
   const Finished help = run_program("--help");
   EXPECT_EQ(help.code, 0);
-  for (const char* word : {"demo", "bench", "allreduce", "roundtrip", "Examples", "GRADGATE_"}) EXPECT_THAT(help.out, HasSubstr(word));
-  for (const char* name : {"demo", "bench", "allreduce", "roundtrip"}) {
+  for (const char* word : {"demo", "bench", "allreduce", "roundtrip", "model", "plan", "Examples", "GRADGATE_"}) EXPECT_THAT(help.out, HasSubstr(word));
+  for (const char* name : {"demo", "bench", "allreduce", "roundtrip", "model", "plan"}) {
     const Finished one = run_program(std::string(name) + " --help");
     EXPECT_EQ(one.code, 0) << name;
     EXPECT_THAT(one.out, AllOf(HasSubstr("Examples"), HasSubstr(std::string("gradgate ") + name), HasSubstr("--json"), HasSubstr("--print-config"))) << name;
@@ -146,7 +146,7 @@ TEST(Program, TheReferenceNamesEveryOptionAndVariable) {
   std::ifstream file(GRADGATE_SOURCE_DIR "/docs/program.md");
   const std::string reference{std::istreambuf_iterator<char>(file), {}};
   ASSERT_FALSE(reference.empty());
-  for (const char* name : {"demo", "bench", "allreduce", "roundtrip"}) {
+  for (const char* name : {"demo", "bench", "allreduce", "roundtrip", "model", "plan"}) {
     const std::string help = run_program(std::string(name) + " --help").out;
     // A section per subcommand; what all have in common stands before the first.
     const size_t begin = reference.find(std::string("\n## gradgate ") + name), end = reference.find("\n## ", begin + 1);

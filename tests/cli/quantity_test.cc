@@ -104,7 +104,53 @@ TEST(Range, NamesOptionValueAndLimits) {
   }
 }
 
+TEST(Number, HasNoUnit) {
+  EXPECT_EQ(parse_number("--ratio", "64"), 64.0);
+  EXPECT_EQ(parse_number("--ratio", "3.94"), 3.94);
+  EXPECT_EQ(parse_number("--ratio", "1e3"), 1000.0);
+  for (const char* bad : {"", "64x", "-1", "nan", "inf", "1e309", "1 ", ".5"}) EXPECT_THROW((void)parse_number("--ratio", bad), UsageError) << bad;
+  EXPECT_EQ(parse_share("--bubble", "0.1"), 0.1);
+  EXPECT_EQ(parse_share("--bubble", "10%"), 0.1);
+  EXPECT_EQ(parse_share("--bubble", "100%"), 1.0);
+  for (const char* bad : {"", "0", "0%", "101%", "1.5", "10 %", "-5%"}) EXPECT_THROW((void)parse_share("--bubble", bad), UsageError) << bad;
+}
+
+TEST(Parameters, ArePowersOfThousand) {
+  EXPECT_EQ(parse_parameters("--params", "350M"), 350000000u);
+  EXPECT_EQ(parse_parameters("--params", "1.5B"), 1500000000u);
+  EXPECT_EQ(parse_parameters("--params", "7e9"), 7000000000u);
+  EXPECT_EQ(parse_parameters("--params", "12k"), 12000u);
+  for (const char* bad : {"", "350m", "350MB", "1.0001k", "1e30", "-1M", "M"}) EXPECT_THROW((void)parse_parameters("--params", bad), UsageError) << bad;
+}
+
+TEST(Range, IsAListOrGrowsByAFactor) {
+  using ::testing::ElementsAre;
+  const auto counts = [](const char* text) { return parse_range("--ranks", text, 2, parse_count); };
+  EXPECT_THAT(counts("8"), ElementsAre(8u));
+  EXPECT_THAT(counts("8..64"), ElementsAre(8u, 16u, 32u, 64u));
+  EXPECT_THAT(counts("3..20"), ElementsAre(3u, 6u, 12u, 20u)) << "both ends belong to it";
+  EXPECT_THAT(counts("1..100*10"), ElementsAre(1u, 10u, 100u));
+  EXPECT_THAT(counts("4,6,9"), ElementsAre(4u, 6u, 9u));
+  EXPECT_THAT(counts("7..7"), ElementsAre(7u));
+  EXPECT_THAT(parse_range("--bytes", "1MB..1GB", 10, parse_size), ElementsAre(1000000u, 10000000u, 100000000u, 1000000000u));
+  EXPECT_EQ(parse_range("--bytes", "1..9223372036854775807", 2, parse_size).size(), 64u);
+  for (const char* bad : {"", "8..", "..8", "64..8", "0..8", "8..64*1", "8..64*", "8,", ",8", "8,8", "9,8", "8...64", "8..64..2", "1..1000*1.5", "x..8", "-1..8"}) {
+    EXPECT_THROW((void)counts(bad), UsageError) << bad;
+  }
+  EXPECT_THROW((void)parse_range("--ranks", "1..9223372036854775807*2,3", 2, parse_count), UsageError);
+}
+
 TEST(Format, ReadsWell) {
+  EXPECT_EQ(format_decimal_size(250e3), "250 kB");
+  EXPECT_EQ(format_decimal_size(15.625e6), "15.62 MB") << "half to even";
+  EXPECT_EQ(format_decimal_size(1e9), "1 GB");
+  EXPECT_EQ(format_decimal_size(0), "0 B");
+  EXPECT_EQ(format_decimal_size(std::numeric_limits<double>::quiet_NaN()), "n/a");
+  EXPECT_EQ(format_tenths(0.04239375), "42.4 ms");
+  EXPECT_EQ(format_tenths(0.32008), "320.1 ms");
+  EXPECT_EQ(format_tenths(-0.03856875), "-38.6 ms");
+  EXPECT_EQ(format_tenths(5e-6), "5.0 us");
+  EXPECT_EQ(format_tenths(0), "0.0 s");
   EXPECT_EQ(format_size(0), "0 B");
   EXPECT_EQ(format_size(1023), "1023 B");
   EXPECT_EQ(format_size(65536), "64 KiB");
