@@ -37,5 +37,6 @@ void add_calibrate(CLI::App& program, Context& context);
 void add_roundtrip(CLI::App& program, Context& context);
 void add_model(CLI::App& program, Context& context);
 void add_plan(CLI::App& program, Context& context);
+void add_report(CLI::App& program, Context& context);
 
 }  // namespace gradgate::cli

@@ -1,4 +1,5 @@
-// The gradgate program: parses the command line, finds the subcommand, and turns failures into one line on standard error and an exit code.
+// The gradgate program: parses the command line, finds the subcommand, and turns failures into one line on standard
+// error and an exit code.
 #include <chrono>
 #include <cstdio>
 #include <exception>
@@ -12,7 +13,8 @@
 
 namespace gradgate::cli {
 
-Command& Context::add(CLI::App& program, const std::string& name, const std::string& summary, const std::string& examples) {
+Command& Context::add(CLI::App& program, const std::string& name, const std::string& summary,
+                      const std::string& examples) {
   Command& command = commands.emplace_back();
   command.app = program.add_subcommand(name, summary);
   command.app->footer("\n" + examples);
@@ -47,8 +49,8 @@ int run(Context& context) {
     if (const std::optional<MpiLaunch> launch = mpi_launch(); launch && launch->ranks > 1 && !command.under_mpi) {
       std::string able;
       for (const Command& other : context.commands) able += other.under_mpi ? " " + other.options->section() : "";
-      throw UsageError(command.options->section() + " runs in one process; start it without the MPI launcher (" + launch->variable + " is " +
-                       std::to_string(launch->ranks) + "). Under it run:" + able);
+      throw UsageError(command.options->section() + " runs in one process; start it without the MPI launcher (" +
+                       launch->variable + " is " + std::to_string(launch->ranks) + "). Under it run:" + able);
     }
     command.options->resolve(known);
     if (!command.options->print_config()) return command.run();
@@ -63,7 +65,8 @@ int run(Context& context) {
 int fail(int code, const std::string& text) {
   const std::optional<MpiLaunch> launch = mpi_launch();
   if (code == kExitUsage && launch && launch->rank != 0) {
-    // Every rank found the same mistake and one says so: time for it, as the launcher ends the job with the first rank that leaves.
+    // Every rank found the same mistake and one says so: time for it, as the launcher ends the job with the first rank
+    // that leaves.
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
     return code;
   }
@@ -76,7 +79,8 @@ int main(int argc, char** argv) {
   CLI::App program{"gradgate: compress gradients only when it pays, and prove that it paid", "gradgate"};
   Context context;
   context.argv.assign(argv, argv + argc);
-  program.require_subcommand(0, 1);  // none is refused by run(): CLI11 would say so even where an unknown word was given
+  program.require_subcommand(0,
+                             1);  // none is refused by run(): CLI11 would say so even where an unknown word was given
   program.set_version_flag("--version", version_text(), "print the version and build options");
   program.footer(kFooter);
   program.get_formatter()->column_width(34);
@@ -88,6 +92,7 @@ int main(int argc, char** argv) {
   add_roundtrip(program, context);
   add_model(program, context);
   add_plan(program, context);
+  add_report(program, context);
 
   int code = kExitOk;
   try {
@@ -106,7 +111,8 @@ int main(int argc, char** argv) {
   } catch (const std::exception& error) {
     return fail(kExitFailed, error.what());
   }
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) return fail(kExitFailed, "standard output cannot be written");
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+    return fail(kExitFailed, "standard output cannot be written");
   leave_mpi(false);
   return code;
 }

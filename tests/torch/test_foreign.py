@@ -111,6 +111,16 @@ def test_power_sgd_is_flushed_when_the_gate_closes(pool):
     pool.run(2, power_sgd_law, 5)
 
 
+class Writer:
+    """As torch.utils.tensorboard.SummaryWriter."""
+
+    def __init__(self):
+        self.scalars = []
+
+    def add_scalar(self, name, value, step):
+        self.scalars.append((name, value, step))
+
+
 def shipped():
     for make in (gg.gated_fp16, gg.gated_bf16, gg.gated_power_sgd):
         ddp = wrap(deep(), 25)
@@ -122,6 +132,10 @@ def shipped():
         train(expected, 20)
         assert all(torch.allclose(a, b, atol=0.1) for a, b in zip(mine, weights(expected)))
         assert state.stats()["gradgate/steps"] == 20 - 2
+        writer = Writer()
+        gg.log_to_tensorboard(writer, state)
+        assert ("gradgate/steps", 18, 18) in writer.scalars
+        assert all(value == value for _, value, _ in writer.scalars)
         state.close()
 
 

@@ -12,5 +12,15 @@ if not _torch.distributed.is_available() or tuple(int(part) for part in _torch._
 from ._foreign import HookGateState, gated, gated_bf16, gated_fp16, gated_power_sgd
 from ._hook import gated_hook
 from ._state import GateState
+from ._tensorboard import log_to_tensorboard
 
-__all__ = ["GateState", "HookGateState", "gated", "gated_bf16", "gated_fp16", "gated_hook", "gated_power_sgd"]
+__all__ = [
+    "GateState",
+    "HookGateState",
+    "gated",
+    "gated_bf16",
+    "gated_fp16",
+    "gated_hook",
+    "gated_power_sgd",
+    "log_to_tensorboard",
+]

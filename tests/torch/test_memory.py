@@ -1,0 +1,70 @@
+"""Memory: what a state adds, and that nothing grows from step to step."""
+
+import gc
+import os
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from models import deep, gate, train, wrap
+
+
+def resident() -> int:
+    with open("/proc/self/statm") as f:
+        return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def flat(steps):
+    ddp = wrap(deep(width=16, layers=10), 0.0003)
+    lines = 0
+
+    def count(_):
+        nonlocal lines
+        lines += 1
+
+    state = gate(ddp, mode="on", codecs=["int8:ef"], log=count)
+    seen = []
+    for block in range(steps // 7):
+        train(ddp, 7, first=7 * block, lr=0.001, width=16)
+        state.flush()
+        state.stats()
+        if block * 7 >= steps // 3:
+            gc.collect()
+            seen.append((resident(), len(os.listdir("/proc/self/fd")), threading.active_count()))
+    growth = min(r for r, _, _ in seen[-5:]) - min(r for r, _, _ in seen[:5])
+    return growth, {fds for _, fds, _ in seen}, {threads for _, _, threads in seen}
+
+
+def test_nothing_grows(pool):
+    for growth, fds, threads in pool.run(2, flat, 1200, timeout_s=200):
+        assert growth < 1 << 20, growth
+        assert len(fds) == 1 and len(threads) == 1, (fds, threads)
+
+
+def added(codecs):
+    """Bytes that the library holds for 2,000,000 f32 parameters in one bucket, by the layout's own sizes."""
+    ddp = wrap(nn.Linear(2000, 1000, bias=False), 25)
+    state = gate(ddp, mode="on", codecs=codecs)
+    x = torch.ones(1, 2000)
+
+    def step():
+        ddp.zero_grad(set_to_none=True)
+        ddp(x).sum().backward()
+
+    for _ in range(3):
+        step()
+    gc.collect()
+    before = resident()
+    for _ in range(10):
+        step()
+    gc.collect()
+    return resident() - before, sum(value.numel() * 4 for value in state.residuals().values())
+
+
+@pytest.mark.parametrize("codecs,residual", [(["int8"], 0), (["int8:ef"], 8_000_000)])
+def test_feedback_adds_one_copy_and_steps_add_none(pool, codecs, residual):
+    for growth, held in pool.run(2, added, codecs):
+        assert held == residual
+        assert growth < 4 << 20, growth  # no copy of the 8 MB gradient stays after a step
