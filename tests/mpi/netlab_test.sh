@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# tools/netlab: a shaped network comes up, carries MPI ranks at the speed it was given, and leaves nothing behind. Exit code 77: skipped.
+# tools/netlab: a shaped network comes up, carries MPI ranks at the speed it was given, and leaves nothing behind.
+# Exit code 77: skipped.
 set -uo pipefail
 netlab=$1 program=$2
 scratch=$(mktemp -d)
@@ -26,10 +27,11 @@ rank 1 of 2 at $NETLAB_NET.1:29400" ] || fail "--torch: $out"
 "$netlab" run --torch sh -c '[ "$RANK" = 1 ] && exit 3; sleep 60'
 [ $? = 3 ] || fail "--torch: the exit code of the rank that failed"
 
-# The rate is found again: beta of each collective's fit within 10 % of 12.5 MB/s, headers of TCP and Ethernet included. A busy machine can only make it
-# slower: it counts when one of five tries finds it.
+# The rate is found again: beta of each collective's fit within 10 % of 12.5 MB/s, headers of TCP and Ethernet included.
+# A busy machine can only make it slower: it counts when one of five tries finds it.
 for _ in 1 2 3 4 5; do
-  "$netlab" run "$program" calibrate -c none -b 256K -e 2M -n 3 -w 1 -o "$scratch/p.json" >"$scratch/out" 2>&1 || { cat "$scratch/out"; continue; }
+  "$netlab" run "$program" calibrate -c none -b 256K -e 2M -n 3 -w 1 -o "$scratch/p.json" >"$scratch/out" 2>&1 ||
+    { cat "$scratch/out"; continue; }
   python3 - "$scratch/p.json" >>"$scratch/found" <<'PYTHON'
 import json, sys
 for name, fitted in json.load(open(sys.argv[1]))["collectives"].items():
