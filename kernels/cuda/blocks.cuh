@@ -1,8 +1,16 @@
-// Codecs that treat each group of 256 on its own (none, bf16, int8): a warp a group, the grid sized to fill the device.
-// Per element read and written, with f32 gradients: encode 4 + p bytes, with feedback 12 + p (p: payload bytes an
-// element), decode p + 4. Equal to kernels/cpu/loops/blocks.h byte for byte.
+// Codecs that treat each group of 256 on its own: a warp a group, the grid sized to fill the device. Here the kernels,
+// and the codecs without a scale (none, bf16) or with one for all (fp16); scaled blocks are in scaled.cuh. Per element
+// read and written, with f32 gradients: encode 4 + p bytes, with feedback 12 + p (p: payload bytes an element), decode
+// p + 4. Equal to kernels/cpu/loops/blocks.h byte for byte.
+//
+// A block codec here has
+//   encode<kFeedback>(job, seed, group, n, max, x)  writes the part of the payload of the lane's eight x; with feedback
+//   x
+//       becomes the new residual, or stays or becomes non-finite where the old one is kept
+//   decode(payload, first, second, group, n, v)     the lane's eight values; first and second: where the sections begin
 #pragma once
 
+#include "codecs/cast_fp16.h"
 #include "codecs/codecs.h"
 #include "kernels/cuda/group.cuh"
 
@@ -11,63 +19,11 @@ namespace {
 
 inline constexpr unsigned kBlockThreads = 256, kBlockWarps = kBlockThreads / 32;
 
-// A codec with a scale per block of 256 and a byte per element: C is its BlockFormat (codecs/scaled.h).
-template <class C>
-struct ScaledBlock {
-  using Code = typename C::Code;
-  static_assert(C::kBlock == codecs::kGroup && C::kBits == 8 && !C::kStochastic);
-
-  /// Writes the group's part of the payload. With feedback x becomes the new residual; false: the residual stays.
-  template <bool kFeedback>
-  static __device__ __forceinline__ bool encode(const EncodeJob& job, size_t group, unsigned n, uint32_t max_bits,
-                                                float* x) {
-    const typename C::Encoder encoder = C::Encoder::of(max_bits);
-    if (lane_id() == 0) reinterpret_cast<uint32_t*>(job.first)[group] = encoder.stored;
-    int32_t code[kPerLane];
-#pragma unroll
-    for (unsigned j = 0; j < kPerLane; ++j) code[j] = encoder.finite ? encoder.code(x[j]) : 0;
-    Code* out = reinterpret_cast<Code*>(job.second) + group * codecs::kGroup;
-    const unsigned lane = lane_id();
-    if (n == codecs::kGroup) {
-      store4_bytes(out + lane * 4, code);
-      store4_bytes(out + 128 + lane * 4, code + 4);
-    } else {
-#pragma unroll
-      for (unsigned j = 0; j < kPerLane; ++j) {
-        if (element(lane, j) < n) out[element(lane, j)] = static_cast<Code>(code[j]);
-      }
-    }
-    if constexpr (kFeedback) {
-      const typename C::Decoder decoder = C::Decoder::of(encoder.stored);
-#pragma unroll
-      for (unsigned j = 0; j < kPerLane; ++j) x[j] = exact::sub(x[j], decoder.value(code[j]));
-      return encoder.finite;  // else every d is NaN
-    }
-    return false;
-  }
-
-  /// The lane's eight values of a group in the sections of a payload.
-  static __device__ __forceinline__ void decode(const std::byte* first, const std::byte* second, size_t group,
-                                                unsigned n, float* v) {
-    const typename C::Decoder decoder = C::Decoder::of(reinterpret_cast<const uint32_t*>(first)[group]);
-    const Code* in = reinterpret_cast<const Code*>(second) + group * codecs::kGroup;
-    const unsigned lane = lane_id();
-    if (n == codecs::kGroup) {
-      const uint32_t words[2] = {*reinterpret_cast<const uint32_t*>(in + lane * 4),
-                                 *reinterpret_cast<const uint32_t*>(in + 128 + lane * 4)};
-#pragma unroll
-      for (unsigned j = 0; j < kPerLane; ++j) v[j] = decoder.value(static_cast<Code>(words[j >> 2] >> (8 * (j & 3))));
-    } else {
-#pragma unroll
-      for (unsigned j = 0; j < kPerLane; ++j) v[j] = element(lane, j) < n ? decoder.value(in[element(lane, j)]) : 0.0f;
-    }
-  }
-};
-
 // Values of two bytes, each on its own.
 struct CastBlock {
   template <bool kFeedback>
-  static __device__ __forceinline__ bool encode(const EncodeJob& job, size_t group, unsigned n, uint32_t, float* x) {
+  static __device__ __forceinline__ void encode(const EncodeJob& job, const Seed&, size_t group, unsigned n, uint32_t,
+                                                float* x) {
     uint16_t code[kPerLane];
 #pragma unroll
     for (unsigned j = 0; j < kPerLane; ++j) code[j] = codecs::round_bf16(x[j]);
@@ -78,91 +34,165 @@ struct CastBlock {
         if (exact::is_finite(x[j])) x[j] = exact::sub(x[j], codecs::widen_bf16(code[j]));
       }
     }
-    return kFeedback;  // a non-finite x is told by its value
   }
-  static __device__ __forceinline__ void decode(const std::byte* first, const std::byte*, size_t group, unsigned n,
-                                                float* v) {
-    load_lane(reinterpret_cast<const uint16_t*>(first) + group * codecs::kGroup, n, true, v);
+  static __device__ __forceinline__ void decode(const std::byte* payload, size_t first, size_t, size_t group,
+                                                unsigned n, float* v) {
+    load_lane(reinterpret_cast<const uint16_t*>(payload + first) + group * codecs::kGroup, n, true, v);
+  }
+};
+
+// f16 under the power of two of the whole vector, which a kernel before has found.
+struct Fp16Block {
+  template <bool kFeedback>
+  static __device__ __forceinline__ void encode(const EncodeJob& job, const Seed&, size_t group, unsigned n, uint32_t,
+                                                float* x) {
+    const codecs::Fp16Scale scale = codecs::Fp16Scale::of(*job.greatest);
+    if (group == 0 && lane_id() == 0) *reinterpret_cast<uint32_t*>(job.first) = scale.stored;
+    codecs::F16 code[kPerLane];
+#pragma unroll
+    for (unsigned j = 0; j < kPerLane; ++j) code[j].bits = scale.element(x[j]);
+    store_lane(reinterpret_cast<codecs::F16*>(job.second) + group * codecs::kGroup, n, true, code);
+    if constexpr (kFeedback) {
+      const float step = exact::from_bits(scale.stored);
+#pragma unroll
+      for (unsigned j = 0; j < kPerLane; ++j) {
+        if (exact::is_finite(x[j])) x[j] = exact::sub(x[j], codecs::fp16_value(code[j].bits, step));
+      }
+    }
+  }
+  static __device__ __forceinline__ void decode(const std::byte* payload, size_t first, size_t second, size_t group,
+                                                unsigned n, float* v) {
+    const float step = *reinterpret_cast<const float*>(payload + first);
+    load_lane(reinterpret_cast<const codecs::F16*>(payload + second) + group * codecs::kGroup, n, true, v);
+#pragma unroll
+    for (unsigned j = 0; j < kPerLane; ++j) v[j] = exact::mul(v[j], step);
   }
 };
 
 // none: the gradient's own values; a sum is rounded to the gradient's dtype, its NaN made canonical.
-template <class G>
 struct NoneBlock {
   template <bool kFeedback>
-  static __device__ __forceinline__ bool encode(const EncodeJob& job, size_t group, unsigned n, uint32_t, float* x) {
+  static __device__ __forceinline__ void encode(const EncodeJob& job, const Seed&, size_t group, unsigned n, uint32_t,
+                                                float* x) {
     static_assert(!kFeedback);
-    G value[kPerLane];
-#pragma unroll
-    for (unsigned j = 0; j < kPerLane; ++j) narrow(x[j], value + j);
-    store_lane(reinterpret_cast<G*>(job.first) + group * codecs::kGroup, n, true, value);
-    return false;
+    Vector(job.first, job.dtype).store(group * codecs::kGroup, n, x);
   }
-  static __device__ __forceinline__ void decode(const std::byte* first, const std::byte*, size_t group, unsigned n,
-                                                float* v) {
-    load_lane(reinterpret_cast<const G*>(first) + group * codecs::kGroup, n, true, v);
+  static __device__ __forceinline__ void decode(const std::byte* payload, size_t first, size_t, size_t group,
+                                                unsigned n, float* v, DType dtype) {
+    Vector(payload + first, dtype).load(group * codecs::kGroup, n, v);
   }
 };
 
+template <class Block>
+__device__ __forceinline__ void decode_group(const std::byte* payload, size_t first, size_t second, size_t group,
+                                             unsigned n, DType gradient, float* v) {
+  if constexpr (std::is_same_v<Block, NoneBlock>) {
+    Block::decode(payload, first, second, group, n, v, gradient);
+  } else {
+    Block::decode(payload, first, second, group, n, v);
+  }
+}
+
+__device__ __forceinline__ size_t groups_in(size_t count) {
+  return count / codecs::kGroup + (count % codecs::kGroup != 0);
+}
 __device__ __forceinline__ unsigned group_length(size_t group, size_t count) {
   const size_t left = count - group * codecs::kGroup;
   return left < codecs::kGroup ? static_cast<unsigned>(left) : static_cast<unsigned>(codecs::kGroup);
 }
 
+// The lane's g of a group: the gradient, or the sum over ranks in rank order.
+template <class Block, bool kSum>
+__device__ __forceinline__ void gather_group(const EncodeJob& job, const Vector& gradient, size_t group, unsigned n,
+                                             float* x) {
+  if constexpr (!kSum) {
+    gradient.load(group * codecs::kGroup, n, x);
+  } else {
+    const size_t first = job.first - job.payload, second = job.second - job.payload;
+    for (unsigned rank = 0; rank < job.ranks; ++rank) {
+      float v[kPerLane];
+      if (rank == job.self) {
+        gradient.load(group * codecs::kGroup, n, v);
+      } else {
+        decode_group<Block>(job.terms + rank * job.stride, first, second, group, n, job.dtype, v);
+      }
+#pragma unroll
+      for (unsigned j = 0; j < kPerLane; ++j) x[j] = rank == 0 ? v[j] : exact::add(x[j], v[j]);
+    }
+    if (n == codecs::kGroup) return;
+#pragma unroll
+    for (unsigned j = 0; j < kPerLane; ++j) {  // signs and rotations decode to something behind the end, too
+      if (element(lane_id(), j) >= n) x[j] = 0.0f;
+    }
+  }
+}
+
+// Residuals of a group that is not kept: those where the new one is finite.
+__device__ __forceinline__ void store_residual(float* e, unsigned n, bool fast, const float* x) {
+  if (warp_max(max_mag(x)) < exact::kInfBits) {
+    store_lane(e, n, fast, x);
+  } else {
+#pragma unroll
+    for (unsigned j = 0; j < kPerLane; ++j) {
+      const unsigned i = element(lane_id(), j);
+      if (i < n && exact::is_finite(x[j])) e[i] = x[j];
+    }
+  }
+}
+
 // Encodes the gradient (kSum: the sum of all ranks' shards, own one unencoded), with feedback in the same pass.
-template <class Block, class G, bool kFeedback, bool kSum>
+template <class Block, bool kFeedback, bool kSum>
 __global__ void __launch_bounds__(kBlockThreads) encode_blocks(EncodeJob job) {
   if constexpr (kSum) {
     if (!may_encode(job)) return;
   }
-  const G* const gradient = static_cast<const G*>(job.gradient);
-  const bool fast_g = four_aligned(gradient), fast_e = four_aligned(job.residual);
-  const size_t groups = job.count / codecs::kGroup + (job.count % codecs::kGroup != 0);
-  const size_t step = size_t{gridDim.x} * kBlockWarps;
+  const Seed seed = seed_of(job);
+  const Vector gradient(job.gradient, job.dtype);
+  const bool fast_e = four_aligned(job.residual);
+  const size_t groups = groups_in(job.count), step = size_t{gridDim.x} * kBlockWarps;
   for (size_t group = size_t{blockIdx.x} * kBlockWarps + threadIdx.x / 32; group < groups; group += step) {
-    const size_t begin = group * codecs::kGroup;
     const unsigned n = group_length(group, job.count);
     float x[kPerLane];
-    if constexpr (!kSum) {
-      load_lane(gradient + begin, n, fast_g, x);
-    } else {
-      const size_t first = job.first - job.payload, second = job.second - job.payload;
-      for (unsigned rank = 0; rank < job.ranks; ++rank) {
-        float v[kPerLane];
-        if (rank == job.self) {
-          load_lane(gradient + begin, n, fast_g, v);
-        } else {
-          const std::byte* term = job.terms + rank * job.stride;
-          Block::decode(term + first, term + second, group, n, v);
-        }
-#pragma unroll
-        for (unsigned j = 0; j < kPerLane; ++j) x[j] = rank == 0 ? v[j] : exact::add(x[j], v[j]);
-      }
-    }
-    float* const e = job.residual + begin;
+    gather_group<Block, kSum>(job, gradient, group, n, x);
+    float* const e = job.residual + group * codecs::kGroup;
     const bool kept = form_x<kFeedback>(e, n, fast_e, job.flush, x);
-    const uint32_t max_bits = warp_max(max_mag(x));
-    if (max_bits >= exact::kInfBits) note_non_finite(x, job.payload, job.non_finite);
-    const bool changed = Block::template encode<kFeedback>(job, group, n, max_bits, x);
-    if constexpr (kFeedback) {
-      if (kept || !changed) continue;
-      if (max_bits < exact::kInfBits) {
-        store_lane(e, n, fast_e, x);
-      } else {
+    const uint32_t max = warp_max(max_mag(x));
+    if (max >= exact::kInfBits) note_non_finite(x, job.payload, job.non_finite);
+    Block::template encode<kFeedback>(job, seed, group, n, max, x);
+    if (kFeedback && !kept) store_residual(e, n, fast_e, x);
+  }
+}
+
+// The greatest finite magnitude of x, into *job.greatest (0 before).
+template <class Block, bool kFeedback, bool kSum>
+__global__ void __launch_bounds__(kBlockThreads) find_greatest(EncodeJob job) {
+  if constexpr (kSum) {
+    if (!may_encode(job)) return;
+  }
+  const Vector gradient(job.gradient, job.dtype);
+  const bool fast_e = four_aligned(job.residual);
+  const size_t groups = groups_in(job.count), step = size_t{gridDim.x} * kBlockWarps;
+  uint32_t greatest = 0;
+  for (size_t group = size_t{blockIdx.x} * kBlockWarps + threadIdx.x / 32; group < groups; group += step) {
+    const unsigned n = group_length(group, job.count);
+    float x[kPerLane];
+    gather_group<Block, kSum>(job, gradient, group, n, x);
+    form_x<kFeedback>(job.residual + group * codecs::kGroup, n, fast_e, job.flush, x);
 #pragma unroll
-        for (unsigned j = 0; j < kPerLane; ++j) {
-          const unsigned i = element(lane_id(), j);
-          if (i < n && exact::is_finite(x[j])) e[i] = x[j];
-        }
-      }
+    for (unsigned j = 0; j < kPerLane; ++j) {
+      const uint32_t m = exact::mag(x[j]);
+      greatest = m < exact::kInfBits ? max(greatest, m) : greatest;
     }
   }
+  greatest = warp_max(greatest);
+  if (lane_id() == 0 && greatest > 0) atomicMax(job.greatest, greatest);
 }
 
 struct DecodeJob {
   codecs::WireHeader header;
   const std::byte* payload;
-  const std::byte *first, *second;
+  size_t first, second;  ///< where the sections begin
+  DType gradient, dtype;
   void* out;
   size_t count;
   float scale;
@@ -170,39 +200,33 @@ struct DecodeJob {
   uint64_t* fault;
 };
 
-template <class Block, class O, bool kAdd>
+template <class Block, bool kAdd>
 __global__ void __launch_bounds__(kBlockThreads) decode_blocks(DecodeJob job) {
   if (!headers_ok(job.payload, 0, 1, 1, job.header, job.fault)) return;
-  O* const out = static_cast<O*>(job.out);
-  const bool fast = four_aligned(out);
-  const size_t groups = job.count / codecs::kGroup + (job.count % codecs::kGroup != 0);
-  const size_t step = size_t{gridDim.x} * kBlockWarps;
+  const Vector out(job.out, job.dtype);
+  const size_t groups = groups_in(job.count), step = size_t{gridDim.x} * kBlockWarps;
   for (size_t group = size_t{blockIdx.x} * kBlockWarps + threadIdx.x / 32; group < groups; group += step) {
     const unsigned n = group_length(group, job.count);
-    O* const to = out + group * codecs::kGroup;
     float v[kPerLane];
-    Block::decode(job.first, job.second, group, n, v);
+    decode_group<Block>(job.payload, job.first, job.second, group, n, job.gradient, v);
     float old[kPerLane];
-    if constexpr (kAdd) load_lane(to, n, fast, old);
-    O result[kPerLane];
+    if constexpr (kAdd) out.load(group * codecs::kGroup, n, old);
 #pragma unroll
     for (unsigned j = 0; j < kPerLane; ++j) {
-      float w = exact::mul(v[j], job.scale);
-      if constexpr (kAdd) w = exact::add(old[j], w);
-      narrow(w, result + j);
+      v[j] = exact::mul(v[j], job.scale);
+      if constexpr (kAdd) v[j] = exact::add(old[j], v[j]);
     }
-    store_lane(to, n, fast, result);
+    out.store(group * codecs::kGroup, n, v);
   }
 }
 
-// none, copied: bits as they are, Inf and NaN counted by their exponents (encode) or not looked at (decode).
+// none, copied: bits as they are, Inf and NaN counted by their exponents.
 template <class T, T kExponent>
 __global__ void __launch_bounds__(kBlockThreads) copy_counting(EncodeJob job) {
   const T* const from = static_cast<const T*>(job.gradient);
   T* const to = reinterpret_cast<T*>(job.first);
   constexpr unsigned kRun = 16 / sizeof(T);
-  const bool fast = reinterpret_cast<uintptr_t>(from) % 16 == 0;
-  const size_t runs = fast ? job.count / kRun : 0;
+  const size_t runs = reinterpret_cast<uintptr_t>(from) % 16 == 0 ? job.count / kRun : 0;
   const size_t stride = size_t{gridDim.x} * blockDim.x, start = size_t{blockIdx.x} * blockDim.x + threadIdx.x;
   uint32_t odd = 0;
   for (size_t i = start; i < runs; i += stride) {
@@ -225,17 +249,13 @@ __global__ void __launch_bounds__(kBlockThreads) copy_counting(EncodeJob job) {
     to[i] = v;
   }
   odd = warp_sum(odd);
-  if (lane_id() == 0 && odd != 0) {
-    atomicOr(reinterpret_cast<unsigned*>(job.payload + 4), static_cast<unsigned>(codecs::kFlagNonFinite) << 24);
-    if (job.non_finite != nullptr)
-      atomicAdd(reinterpret_cast<unsigned long long*>(job.non_finite), static_cast<unsigned long long>(odd));
-  }
+  if (lane_id() == 0 && odd != 0) add_non_finite(odd, job.payload, job.non_finite);
 }
 
 template <class T>
 __global__ void __launch_bounds__(kBlockThreads) copy_none(DecodeJob job) {
   if (!headers_ok(job.payload, 0, 1, 1, job.header, job.fault)) return;
-  const T* const from = reinterpret_cast<const T*>(job.first);
+  const T* const from = reinterpret_cast<const T*>(job.payload + job.first);
   T* const to = static_cast<T*>(job.out);
   constexpr unsigned kRun = 16 / sizeof(T);
   const size_t runs = reinterpret_cast<uintptr_t>(to) % 16 == 0 ? job.count / kRun : 0;
@@ -246,25 +266,23 @@ __global__ void __launch_bounds__(kBlockThreads) copy_none(DecodeJob job) {
 }
 
 // fold_residual: a dense cast that sends everything.
-template <class G>
-__global__ void __launch_bounds__(kBlockThreads) fold_groups(G* gradient, float* residual, size_t count) {
-  const bool fast_g = four_aligned(gradient), fast_e = four_aligned(residual);
-  const size_t groups = count / codecs::kGroup + (count % codecs::kGroup != 0);
-  const size_t step = size_t{gridDim.x} * kBlockWarps;
+__global__ void __launch_bounds__(kBlockThreads) fold_groups(void* data, DType dtype, float* residual, size_t count) {
+  const Vector gradient(data, dtype);
+  const bool fast_e = four_aligned(residual);
+  const size_t groups = groups_in(count), step = size_t{gridDim.x} * kBlockWarps;
   for (size_t group = size_t{blockIdx.x} * kBlockWarps + threadIdx.x / 32; group < groups; group += step) {
     const size_t begin = group * codecs::kGroup;
     const unsigned n = group_length(group, count);
     float x[kPerLane], e[kPerLane];
-    load_lane(gradient + begin, n, fast_g, x);
+    gradient.load(begin, n, x);
     load_lane(residual + begin, n, fast_e, e);
-    G sent[kPerLane];
 #pragma unroll
     for (unsigned j = 0; j < kPerLane; ++j) {
-      if (exact::is_finite(x[j])) x[j] = exact::add(x[j], e[j]);
-      narrow(x[j], sent + j);
-      if (exact::is_finite(x[j])) e[j] = exact::sub(x[j], widen(sent[j]));
+      if (!exact::is_finite(x[j])) continue;
+      x[j] = exact::add(x[j], e[j]);
+      if (exact::is_finite(x[j])) e[j] = exact::sub(x[j], rounded_to(x[j], dtype));
     }
-    store_lane(gradient + begin, n, fast_g, sent);
+    gradient.store(begin, n, x);
     store_lane(residual + begin, n, fast_e, e);
   }
 }

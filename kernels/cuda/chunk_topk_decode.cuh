@@ -63,11 +63,11 @@ __device__ __forceinline__ float entry_value(const std::byte* values, size_t i) 
 template <class V, class O>
 __global__ void __launch_bounds__(kBlockThreads) add_chunks(ChunkDecodeJob job) {
   if (!no_fault(job.verdict, job.fault)) return;
-  const uint16_t* const index = reinterpret_cast<const uint16_t*>(job.second);
+  const uint16_t* const index = reinterpret_cast<const uint16_t*>(job.payload + job.second);
   O* const out = static_cast<O*>(job.out);
   for (size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < job.entries; i += size_t{gridDim.x} * blockDim.x) {
     O* const to = out + i / job.c * job.chunk + index[i];
-    narrow(exact::add(widen(*to), exact::mul(entry_value<V>(job.first, i), job.scale)), to);
+    narrow(exact::add(widen(*to), exact::mul(entry_value<V>(job.payload + job.first, i), job.scale)), to);
   }
 }
 
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kTileWarps * 32) store_chunks(ChunkDecodeJob j
   if (!no_fault(job.verdict, job.fault)) return;
   O* const tile = tiles[threadIdx.x / 32];
   O* const out = static_cast<O*>(job.out);
-  const uint16_t* const index = reinterpret_cast<const uint16_t*>(job.second);
+  const uint16_t* const index = reinterpret_cast<const uint16_t*>(job.payload + job.second);
   const bool fast = four_aligned(out);
   const unsigned lane = lane_id();
   const size_t count = job.count / kTile + (job.count % kTile != 0);
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kTileWarps * 32) store_chunks(ChunkDecodeJob j
     __syncwarp();
     for (uint32_t i = lane; i < entries; i += 32) {
       const uint32_t base = job.chunk <= kTile ? i / job.c * job.chunk : 0;
-      narrow(exact::mul(entry_value<V>(job.first, entry + i), job.scale),
+      narrow(exact::mul(entry_value<V>(job.payload + job.first, entry + i), job.scale),
              tile + base + index[entry + i] - (job.chunk <= kTile ? 0 : in_chunk));
     }
     __syncwarp();

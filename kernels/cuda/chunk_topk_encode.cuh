@@ -249,11 +249,11 @@ __device__ void select_chunk(const Team<kWarps>& team, float* x, uint16_t* list,
 __device__ __forceinline__ size_t entry_of(const ChunkJob& job, size_t begin) { return begin / job.chunk * job.c; }
 
 // The sum of all ranks' shards for the elements begin … begin+n-1, into x, in rank order.
-template <int kWarps, class G, class V>
+template <int kWarps, class V>
 __device__ void sum_unit(const ChunkJob& job, size_t begin, uint32_t n, float* x) {
   constexpr unsigned kThreads = kWarps * 32;
   const unsigned t = kWarps == 1 ? lane_id() : threadIdx.x;
-  const G* own = static_cast<const G*>(job.gradient) + begin;
+  const Vector own(job.gradient, job.dtype);
   const size_t first = job.first - job.payload, second = job.second - job.payload;
   const size_t entry = entry_of(job, begin);
   const uint32_t whole = n / job.chunk * job.c, rest = n % job.chunk;
@@ -261,7 +261,8 @@ __device__ void sum_unit(const ChunkJob& job, size_t begin, uint32_t n, float* x
   for (uint32_t i = n + t; i < (n + kGroup - 1) / kGroup * kGroup; i += kThreads) x[i] = 0.0f;  // the last group's rest
   for (unsigned rank = 0; rank < job.ranks; ++rank) {
     if (rank == job.self) {
-      for (uint32_t i = t; i < n; i += kThreads) x[i] = rank == 0 ? widen(own[i]) : exact::add(x[i], widen(own[i]));
+      for (uint32_t i = t; i < n; i += kThreads)
+        x[i] = rank == 0 ? own.get(begin + i) : exact::add(x[i], own.get(begin + i));
     } else {
       if (rank == 0) {
         for (uint32_t i = t; i < n; i += kThreads) x[i] = 0.0f;
@@ -285,7 +286,7 @@ __device__ void sum_unit(const ChunkJob& job, size_t begin, uint32_t n, float* x
   }
 }
 
-template <class G, class V, bool kFeedback, bool kSum, int kWarps>
+template <class V, bool kFeedback, bool kSum, int kWarps>
 __global__ void __launch_bounds__(kWarps == 1 ? kSmallTeams * 32 : kWarps * 32, kWarps == 1 ? 6 : 3)
     encode_chunks(ChunkJob job) {
   extern __shared__ float4 shared[];  // for each team: x, and a list of as many indices
@@ -303,14 +304,14 @@ __global__ void __launch_bounds__(kWarps == 1 ? kSmallTeams * 32 : kWarps * 32, 
   float* const x = reinterpret_cast<float*>(room);
   uint16_t* const list = reinterpret_cast<uint16_t*>(room + size_t{unit} * 4);
   const Team<kWarps> team{scratch};
-  const G* const gradient = static_cast<const G*>(job.gradient);
-  const bool fast_g = four_aligned(gradient), fast_e = four_aligned(job.residual);
+  const Vector gradient(job.gradient, job.dtype);
+  const bool fast_e = four_aligned(job.residual);
   const size_t units = job.count / unit + (job.count % unit != 0);
 
   for (size_t at = team_id; at < units; at += teams) {
     const size_t begin = at * unit;
     const uint32_t n = job.count - begin < unit ? static_cast<uint32_t>(job.count - begin) : unit;
-    if constexpr (kSum) sum_unit<kWarps, G, V>(job, begin, n, x);
+    if constexpr (kSum) sum_unit<kWarps, V>(job, begin, n, x);
     // Each warp forms a run of groups, and remembers of each the greatest of its lanes' fours and whether it is kept.
     const uint32_t groups = (n + kGroup - 1) / kGroup, groups_each = (groups + kWarps - 1) / kWarps;
     const uint32_t group_begin = team.warp() * groups_each;
@@ -328,7 +329,7 @@ __global__ void __launch_bounds__(kWarps == 1 ? kSmallTeams * 32 : kWarps * 32, 
           load4(x + from + lane_id() * 4, v);
           load4(x + from + 128 + lane_id() * 4, v + 4);
         } else {
-          load_lane(gradient + begin + from, size, fast_g, v);
+          gradient.load(begin + from, size, v);
         }
         if (form_x<kFeedback>(job.residual + begin + from, size, fast_e, job.flush, v))
           kept |= 1u << (group - group_begin);
@@ -365,15 +366,7 @@ __global__ void __launch_bounds__(kWarps == 1 ? kSmallTeams * 32 : kWarps * 32, 
         float v[kPerLane];
         load4(x + from + lane_id() * 4, v);
         load4(x + from + 128 + lane_id() * 4, v + 4);
-        if (warp_max(max_mag(v)) < exact::kInfBits) {
-          store_lane(e, size, fast_e, v);
-        } else {
-#pragma unroll
-          for (unsigned j = 0; j < kPerLane; ++j) {
-            const unsigned i = element(lane_id(), j);
-            if (i < size && exact::is_finite(v[j])) e[i] = v[j];
-          }
-        }
+        store_residual(e, size, fast_e, v);
       }
     }
     team.sync();

@@ -83,7 +83,7 @@ __device__ __forceinline__ void store4_bytes(C* p, const int32_t* code) {
 
 /// Whether runs of four elements at p can be moved at once.
 template <class T>
-__host__ __device__ bool four_aligned(const T* p) {
+__device__ bool four_aligned(const T* p) {
   return reinterpret_cast<uintptr_t>(p) % (4 * sizeof(T)) == 0;
 }
 
@@ -115,6 +115,75 @@ __device__ __forceinline__ void store_lane(T* p, unsigned n, bool fast, const T*
       if (i < n) p[i] = v[j];
     }
   }
+}
+
+/// A gradient or an output in global memory. Its dtype is looked at where values are moved, once for eight of a lane:
+/// kernels for each dtype would take as many times as long to compile.
+struct Vector {
+  std::byte* data;
+  DType dtype;
+  bool fast;  ///< runs of four elements can be moved at once
+
+  __device__ Vector(const void* p, DType t)
+      : data(static_cast<std::byte*>(const_cast<void*>(p))),
+        dtype(t),
+        fast(reinterpret_cast<uintptr_t>(p) % (t == DType::f32 ? 16 : 8) == 0) {}
+
+  template <class T>
+  __device__ __forceinline__ T* at(size_t i) const {
+    return reinterpret_cast<T*>(data) + i;
+  }
+  /// The lane's eight values of the group at `begin`, +0 from n on.
+  __device__ __forceinline__ void load(size_t begin, unsigned n, float* v) const {
+    if (dtype == DType::f32) {
+      load_lane(at<float>(begin), n, fast, v);
+    } else if (dtype == DType::bf16) {
+      load_lane(at<uint16_t>(begin), n, fast, v);
+    } else {
+      load_lane(at<codecs::F16>(begin), n, fast, v);
+    }
+  }
+  /// Writes them, rounded to the dtype.
+  __device__ __forceinline__ void store(size_t begin, unsigned n, const float* v) const {
+    if (dtype == DType::f32) {
+      store_as<float>(begin, n, v);
+    } else if (dtype == DType::bf16) {
+      store_as<uint16_t>(begin, n, v);
+    } else {
+      store_as<codecs::F16>(begin, n, v);
+    }
+  }
+  /// Value i, and its new value.
+  __device__ __forceinline__ float get(size_t i) const {
+    return dtype == DType::f32    ? *at<float>(i)
+           : dtype == DType::bf16 ? widen(*at<uint16_t>(i))
+                                  : widen(*at<codecs::F16>(i));
+  }
+  __device__ __forceinline__ void put(size_t i, float v) const {
+    if (dtype == DType::f32) {
+      narrow(v, at<float>(i));
+    } else if (dtype == DType::bf16) {
+      narrow(v, at<uint16_t>(i));
+    } else {
+      narrow(v, at<codecs::F16>(i));
+    }
+  }
+
+ private:
+  template <class T>
+  __device__ __forceinline__ void store_as(size_t begin, unsigned n, const float* v) const {
+    T w[kPerLane];
+#pragma unroll
+    for (unsigned j = 0; j < kPerLane; ++j) narrow(v[j], w + j);
+    store_lane(at<T>(begin), n, fast, w);
+  }
+};
+
+/// What a value becomes when it is stored as `dtype`.
+__device__ __forceinline__ float rounded_to(float v, DType dtype) {
+  return dtype == DType::f32    ? v
+         : dtype == DType::bf16 ? codecs::widen_bf16(codecs::round_bf16(v))
+                                : codecs::widen_f16(codecs::round_f16(v));
 }
 
 /// All eight values into a group's room in shared memory (or where chunks are spilled).
@@ -149,6 +218,13 @@ __device__ __forceinline__ bool form_x(const float* e, unsigned n, bool fast, bo
   return false;
 }
 
+/// What non-finite x leave behind: a flag in the payload's header, and the caller's count.
+__device__ inline void add_non_finite(uint32_t count, std::byte* payload, uint64_t* counter) {
+  atomicOr(reinterpret_cast<unsigned*>(payload + 4), static_cast<unsigned>(codecs::kFlagNonFinite) << 24);
+  if (counter != nullptr)
+    atomicAdd(reinterpret_cast<unsigned long long*>(counter), static_cast<unsigned long long>(count));
+}
+
 /// A group with a non-finite x: counted, and noted in the payload's header. `max_bits`: the greatest mag(x) of the
 /// group.
 __device__ __forceinline__ void note_non_finite(const float* x, std::byte* payload, uint64_t* counter) {
@@ -156,11 +232,7 @@ __device__ __forceinline__ void note_non_finite(const float* x, std::byte* paylo
 #pragma unroll
   for (unsigned j = 0; j < kPerLane; ++j) odd += !exact::is_finite(x[j]);
   odd = warp_sum(odd);
-  if (lane_id() == 0) {
-    atomicOr(reinterpret_cast<unsigned*>(payload + 4), static_cast<unsigned>(codecs::kFlagNonFinite) << 24);
-    if (counter != nullptr)
-      atomicAdd(reinterpret_cast<unsigned long long*>(counter), static_cast<unsigned long long>(odd));
-  }
+  if (lane_id() == 0) add_non_finite(odd, payload, counter);
 }
 
 /// The fault of one header as a fault word, 0 for none.
@@ -211,15 +283,19 @@ __device__ inline bool no_fault(const uint64_t* verdict, uint64_t* word) {
 struct EncodeJob {
   codecs::WireHeader header;
   const void* gradient;
+  DType dtype;
   float* residual;
   size_t count;
   std::byte* payload;
   std::byte *first, *second;
   std::byte *first_end, *second_end;  ///< where their padding starts
   unsigned first_pad, second_pad;     ///< its bytes
-  const uint32_t* step;
+  Seed seed;
+  const uint32_t* step;  ///< where set, takes the place of seed.step
   uint64_t* non_finite;
   bool flush;
+  uint32_t empty;      ///< what section 0 holds for no elements, where it holds anything
+  uint32_t* greatest;  ///< the greatest finite mag(x) of the vector, for codecs that need it first
   // A sum (ranks > 0): rank r's payload stands at terms + r * stride, and its sections as far into it as ours.
   const std::byte* terms;
   size_t stride;
@@ -227,6 +303,13 @@ struct EncodeJob {
   const uint64_t* verdict;  ///< null, or ~0 where a kernel before this one found no fault
   uint64_t* fault;
 };
+
+/// The seed of a call, with the step that holds when it runs.
+__device__ __forceinline__ Seed seed_of(const EncodeJob& job) {
+  Seed seed = job.seed;
+  if (job.step != nullptr) seed.step = *job.step;
+  return seed;
+}
 
 /// Whether a sum may go ahead; always for a plain encode. All threads of the CTA must come here.
 __device__ inline bool may_encode(const EncodeJob& job) {
@@ -244,6 +327,7 @@ __global__ void begin_payload(EncodeJob job) {
     reinterpret_cast<uint4*>(job.payload)[0] = reinterpret_cast<const uint4*>(&job.header)[0];
     reinterpret_cast<uint4*>(job.payload)[1] = reinterpret_cast<const uint4*>(&job.header)[1];
   }
+  if (i == 0 && job.count == 0 && job.first != job.first_end) *reinterpret_cast<uint32_t*>(job.first) = job.empty;
   if (i < job.first_pad) job.first_end[i] = std::byte{0};
   if (i < job.second_pad) job.second_end[i] = std::byte{0};
 }

@@ -6,6 +6,7 @@
 #include "kernels/cuda/chunk_topk_decode.cuh"
 #include "kernels/cuda/chunk_topk_encode.cuh"
 #include "kernels/cuda/plugin.h"
+#include "kernels/cuda/scaled.cuh"
 
 static_assert(__cplusplus >= 202002L, "some versions of CMake leave the language level out without a word");
 
@@ -22,7 +23,7 @@ unsigned padding(size_t bytes) {
 size_t groups_of(size_t count) { return count / codecs::kGroup + (count % codecs::kGroup != 0); }
 size_t ceil_div(size_t n, size_t by) { return n / by + (n % by != 0); }
 
-// Calls f with a value of the gradient's (or output's) element type.
+// Calls f with a value of the output's element type.
 template <class F>
 int with_type(DType dtype, F&& f) {
   switch (dtype) {
@@ -45,27 +46,55 @@ int launch(const Job& job, unsigned threads, size_t shared, size_t ctas, cudaStr
   return cudaGetLastError();
 }
 
-template <class Block, class G>
-int encode_groups(const EncodeJob& job, cudaStream_t stream) {
-  const size_t ctas = ceil_div(groups_of(job.count), kBlockWarps);
+// The kernel for a call with or without feedback, of a gradient or of a sum.
+template <auto kPlain, auto kFeedback, auto kSum, auto kSumFeedback>
+int launch_encoder(const EncodeJob& job, size_t ctas, cudaStream_t stream) {
   if (job.ranks > 0) {
-    return job.residual != nullptr ? launch<encode_blocks<Block, G, true, true>>(job, kBlockThreads, 0, ctas, stream)
-                                   : launch<encode_blocks<Block, G, false, true>>(job, kBlockThreads, 0, ctas, stream);
+    return job.residual != nullptr ? launch<kSumFeedback>(job, kBlockThreads, 0, ctas, stream)
+                                   : launch<kSum>(job, kBlockThreads, 0, ctas, stream);
   }
-  return job.residual != nullptr ? launch<encode_blocks<Block, G, true, false>>(job, kBlockThreads, 0, ctas, stream)
-                                 : launch<encode_blocks<Block, G, false, false>>(job, kBlockThreads, 0, ctas, stream);
+  return job.residual != nullptr ? launch<kFeedback>(job, kBlockThreads, 0, ctas, stream)
+                                 : launch<kPlain>(job, kBlockThreads, 0, ctas, stream);
 }
 
-int encode_none(const EncodeJob& job, DType dtype, cudaStream_t stream) {
-  const size_t ctas = ceil_div(job.count * dtype_bytes(dtype), size_t{kBlockThreads} * 16);
+template <class Block>
+int encode_groups(const EncodeJob& job, cudaStream_t stream) {
+  return launch_encoder<encode_blocks<Block, false, false>, encode_blocks<Block, true, false>,
+                        encode_blocks<Block, false, true>, encode_blocks<Block, true, true>>(
+      job, ceil_div(groups_of(job.count), kBlockWarps), stream);
+}
+
+// A codec that describes its blocks by formats.
+template <class C>
+int encode_scaled(const CodecSpec& spec, const EncodeJob& job, cudaStream_t stream) {
+  return C::with_format(spec, [&](auto format) {
+    using F = decltype(format);
+    if constexpr (F::kMean) {
+      return launch_encoder<encode_means<F, false, false>, encode_means<F, true, false>, encode_means<F, false, true>,
+                            encode_means<F, true, true>>(job, ceil_div(ceil_div(job.count, F::kBlock), kBlockWarps),
+                                                         stream);
+    } else {
+      return encode_groups<ScaledBlock<F>>(job, stream);
+    }
+  });
+}
+
+int encode_fp16(const EncodeJob& job, cudaStream_t stream) {
+  const cudaError_t cleared = cudaMemsetAsync(job.greatest, 0, sizeof(uint32_t), stream);
+  if (cleared != cudaSuccess) return cleared;
+  const int found = launch_encoder<find_greatest<Fp16Block, false, false>, find_greatest<Fp16Block, true, false>,
+                                   find_greatest<Fp16Block, false, true>, find_greatest<Fp16Block, true, true>>(
+      job, ceil_div(groups_of(job.count), kBlockWarps), stream);
+  return found != cudaSuccess ? found : encode_groups<Fp16Block>(job, stream);
+}
+
+int encode_none(const EncodeJob& job, cudaStream_t stream) {
   if (job.ranks > 0) {
-    const size_t groups = ceil_div(groups_of(job.count), kBlockWarps);
-    return with_type(dtype, [&](auto g) {
-      using G = decltype(g);
-      return launch<encode_blocks<NoneBlock<G>, G, false, true>>(job, kBlockThreads, 0, groups, stream);
-    });
+    return launch<encode_blocks<NoneBlock, false, true>>(job, kBlockThreads, 0,
+                                                         ceil_div(groups_of(job.count), kBlockWarps), stream);
   }
-  switch (dtype) {
+  const size_t ctas = ceil_div(job.count * dtype_bytes(job.dtype), size_t{kBlockThreads} * 16);
+  switch (job.dtype) {
     case DType::f32:
       return launch<copy_counting<uint32_t, 0x7f800000u>>(job, kBlockThreads, 0, ctas, stream);
     case DType::bf16:
@@ -120,7 +149,9 @@ unsigned spill_ctas() {
 constexpr size_t kVerdictBytes = 256;
 
 size_t workspace_of(const CodecSpec& spec, DType, size_t count) noexcept {
-  if (spec.id != CodecId::chunk_topk || count == 0) return 0;
+  if (count == 0) return 0;
+  if (spec.id == CodecId::fp16) return kVerdictBytes;
+  if (spec.id != CodecId::chunk_topk) return 0;
   const ChunkPlan plan = chunk_plan(spec.param1);
   return kVerdictBytes + (plan.spill ? plan.team_bytes * spill_ctas() : 0);
 }
@@ -144,23 +175,23 @@ int launch_chunks(const ChunkJob& job, const ChunkPlan& plan, size_t ctas, cudaS
   return cudaGetLastError();
 }
 
-template <class G, class V, int kWarps>
+template <class V, int kWarps>
 int encode_chunks_as(const ChunkJob& job, const ChunkPlan& plan, size_t ctas, cudaStream_t stream) {
   if (job.ranks > 0) {
-    return job.residual != nullptr ? launch_chunks<encode_chunks<G, V, true, true, kWarps>>(job, plan, ctas, stream)
-                                   : launch_chunks<encode_chunks<G, V, false, true, kWarps>>(job, plan, ctas, stream);
+    return job.residual != nullptr ? launch_chunks<encode_chunks<V, true, true, kWarps>>(job, plan, ctas, stream)
+                                   : launch_chunks<encode_chunks<V, false, true, kWarps>>(job, plan, ctas, stream);
   }
-  return job.residual != nullptr ? launch_chunks<encode_chunks<G, V, true, false, kWarps>>(job, plan, ctas, stream)
-                                 : launch_chunks<encode_chunks<G, V, false, false, kWarps>>(job, plan, ctas, stream);
+  return job.residual != nullptr ? launch_chunks<encode_chunks<V, true, false, kWarps>>(job, plan, ctas, stream)
+                                 : launch_chunks<encode_chunks<V, false, false, kWarps>>(job, plan, ctas, stream);
 }
 
-template <class G, class V>
+template <class V>
 int encode_chunks_of(const ChunkJob& job, cudaStream_t stream) {
   const ChunkPlan plan = chunk_plan(job.chunk);
-  const uint32_t unit = job.chunk > codecs::kGroup ? job.chunk : static_cast<uint32_t>(codecs::kGroup);
+  const uint32_t unit = job.chunk > kGroup ? job.chunk : kGroup;
   const size_t ctas = ceil_div(ceil_div(job.count, unit), plan.teams);
-  return job.chunk <= kWarpChunk ? encode_chunks_as<G, V, 1>(job, plan, ctas, stream)
-                                 : encode_chunks_as<G, V, static_cast<int>(kLargeWarps)>(job, plan, ctas, stream);
+  return job.chunk <= kWarpChunk ? encode_chunks_as<V, 1>(job, plan, ctas, stream)
+                                 : encode_chunks_as<V, static_cast<int>(kLargeWarps)>(job, plan, ctas, stream);
 }
 
 // Validates the payloads of a sum or of a decode: *verdict says afterwards whether to go on.
@@ -193,6 +224,7 @@ int encode_call(const EncodeCall& call, Stream handle) noexcept {
   ChunkJob job{};
   job.header = call.header;
   job.gradient = call.gradient;
+  job.dtype = call.dtype;
   job.residual = call.residual;
   job.count = call.count;
   job.payload = call.payload;
@@ -202,6 +234,7 @@ int encode_call(const EncodeCall& call, Stream handle) noexcept {
   job.second_end = job.second + sections.second_bytes;
   job.first_pad = padding(sections.first_bytes);
   job.second_pad = padding(sections.second_bytes);
+  job.seed = call.seed;
   job.step = call.step;
   job.non_finite = call.non_finite;
   job.flush = call.flush;
@@ -221,46 +254,51 @@ int encode_call(const EncodeCall& call, Stream handle) noexcept {
       job.verdict = reinterpret_cast<uint64_t*>(call.workspace);
     }
   }
+  job.empty = codecs::Fp16Scale::of(0).stored;
+  if (call.spec.id == CodecId::fp16) job.greatest = reinterpret_cast<uint32_t*>(call.workspace);
   begin_payload<<<1, 32, 0, stream>>>(job);
   const cudaError_t begun = cudaGetLastError();
   if (begun != cudaSuccess || call.count == 0) return begun;
   switch (call.spec.id) {
     case CodecId::none:
-      return encode_none(job, call.dtype, stream);
+      return encode_none(job, stream);
     case CodecId::bf16:
-      return encode_groups<CastBlock, float>(job, stream);
+      return encode_groups<CastBlock>(job, stream);
+    case CodecId::fp16:
+      return encode_fp16(job, stream);
     case CodecId::int8:
-      return with_type(call.dtype, [&](auto g) {
-        return encode_groups<ScaledBlock<codecs::Int8Format<false>>, decltype(g)>(job, stream);
-      });
+      return encode_scaled<codecs::Codec<CodecId::int8>>(call.spec, job, stream);
+    case CodecId::fp8:
+      return encode_scaled<codecs::Codec<CodecId::fp8>>(call.spec, job, stream);
+    case CodecId::int4:
+      return encode_scaled<codecs::Codec<CodecId::int4>>(call.spec, job, stream);
+    case CodecId::onebit:
+      return encode_scaled<codecs::Codec<CodecId::onebit>>(call.spec, job, stream);
     case CodecId::chunk_topk:
-      return with_type(call.dtype, [&](auto g) {
-        return call.spec.value == DType::f32 ? encode_chunks_of<decltype(g), uint32_t>(job, stream)
-                                             : encode_chunks_of<decltype(g), uint16_t>(job, stream);
-      });
+      return call.spec.value == DType::f32 ? encode_chunks_of<uint32_t>(job, stream)
+                                           : encode_chunks_of<uint16_t>(job, stream);
     default:
       return cudaErrorNotSupported;
   }
 }
 
-template <class Block, class O>
+template <class Block>
 int decode_groups(const DecodeJob& job, bool add, cudaStream_t stream) {
   const size_t ctas = ceil_div(groups_of(job.count), kBlockWarps) + (job.count == 0);  // an empty one is checked too
-  return add ? launch<decode_blocks<Block, O, true>>(job, kBlockThreads, 0, ctas, stream)
-             : launch<decode_blocks<Block, O, false>>(job, kBlockThreads, 0, ctas, stream);
-}
-template <class Block>
-int decode_groups(const DecodeJob& job, DType out, bool add, cudaStream_t stream) {
-  return with_type(out, [&](auto o) { return decode_groups<Block, decltype(o)>(job, add, stream); });
+  return add ? launch<decode_blocks<Block, true>>(job, kBlockThreads, 0, ctas, stream)
+             : launch<decode_blocks<Block, false>>(job, kBlockThreads, 0, ctas, stream);
 }
 
-int decode_none(const DecodeJob& job, const DecodeCall& call, cudaStream_t stream) {
-  if (call.scale != 1.0f || call.add) {
-    return with_type(call.dtype,
-                     [&](auto o) { return decode_groups<NoneBlock<decltype(o)>, decltype(o)>(job, call.add, stream); });
-  }
-  const size_t ctas = ceil_div(job.count * dtype_bytes(call.dtype), size_t{kBlockThreads} * 16) + (job.count == 0);
-  switch (dtype_bytes(call.dtype)) {
+template <class C>
+int decode_scaled(const CodecSpec& spec, const DecodeJob& job, bool add, cudaStream_t stream) {
+  return C::with_format(spec,
+                        [&](auto format) { return decode_groups<ScaledBlock<decltype(format)>>(job, add, stream); });
+}
+
+int decode_none(const DecodeJob& job, bool add, cudaStream_t stream) {
+  if (job.scale != 1.0f || add) return decode_groups<NoneBlock>(job, add, stream);
+  const size_t ctas = ceil_div(job.count * dtype_bytes(job.dtype), size_t{kBlockThreads} * 16) + (job.count == 0);
+  switch (dtype_bytes(job.dtype)) {
     case 4:
       return launch<copy_none<uint32_t>>(job, kBlockThreads, 0, ctas, stream);
     case 2:
@@ -286,27 +324,37 @@ int decode_call(const DecodeCall& call, Stream handle) noexcept {
   ChunkDecodeJob job{};
   job.header = call.header;
   job.payload = call.payload;
-  job.first = sections.first;
-  job.second = sections.second;
+  job.first = static_cast<size_t>(sections.first - call.payload);
+  job.second = sections.second == nullptr ? job.first : static_cast<size_t>(sections.second - call.payload);
+  job.gradient = call.gradient;
+  job.dtype = call.dtype;
   job.out = call.out;
   job.count = call.count;
   job.scale = call.scale;
   job.fault = call.fault;
   switch (call.spec.id) {
     case CodecId::none:
-      return decode_none(job, call, stream);
+      return decode_none(job, call.add, stream);
     case CodecId::bf16:
-      return decode_groups<CastBlock>(job, call.dtype, call.add, stream);
+      return decode_groups<CastBlock>(job, call.add, stream);
+    case CodecId::fp16:
+      return decode_groups<Fp16Block>(job, call.add, stream);
     case CodecId::int8:
-      return decode_groups<ScaledBlock<codecs::Int8Format<false>>>(job, call.dtype, call.add, stream);
+      return decode_scaled<codecs::Codec<CodecId::int8>>(call.spec, job, call.add, stream);
+    case CodecId::fp8:
+      return decode_scaled<codecs::Codec<CodecId::fp8>>(call.spec, job, call.add, stream);
+    case CodecId::int4:
+      return decode_scaled<codecs::Codec<CodecId::int4>>(call.spec, job, call.add, stream);
+    case CodecId::onebit:
+      return decode_scaled<codecs::Codec<CodecId::onebit>>(call.spec, job, call.add, stream);
     case CodecId::chunk_topk: {
-      if (call.count == 0) return decode_groups<CastBlock, float>(job, false, stream);  // a header, and nothing else
+      if (call.count == 0) return decode_groups<CastBlock>(job, false, stream);  // a header, and nothing else
       job.c = call.spec.param0;
       job.chunk = call.spec.param1;
       job.entries = codecs::Codec<CodecId::chunk_topk>::entries(call.spec, call.count);
       job.verdict = reinterpret_cast<uint64_t*>(call.workspace);
-      const int status = validate(call.spec, call.header, call.payload, 0, 1, 1,
-                                  static_cast<size_t>(job.second - job.payload), call.count, call.workspace, stream);
+      const int status =
+          validate(call.spec, call.header, call.payload, 0, 1, 1, job.second, call.count, call.workspace, stream);
       if (status != cudaSuccess) return status;
       return with_type(call.dtype, [&](auto o) {
         return call.spec.value == DType::f32 ? decode_chunks<uint32_t, decltype(o)>(job, call.add, stream)
@@ -321,21 +369,21 @@ int decode_call(const DecodeCall& call, Stream handle) noexcept {
 int fold_call(void* gradient, float* residual, size_t count, DType dtype, Stream handle) noexcept {
   const size_t ctas = ceil_div(groups_of(count), kBlockWarps);
   if (ctas == 0) return cudaSuccess;
-  return with_type(dtype, [&](auto g) -> int {
-    using G = decltype(g);
-    fold_groups<<<grid_for<fold_groups<G>>(kBlockThreads, 0, ctas), kBlockThreads, 0, stream_of(handle)>>>(
-        static_cast<G*>(gradient), residual, count);
-    return cudaGetLastError();
-  });
+  fold_groups<<<grid_for<fold_groups>(kBlockThreads, 0, ctas), kBlockThreads, 0, stream_of(handle)>>>(gradient, dtype,
+                                                                                                      residual, count);
+  return cudaGetLastError();
 }
 
 bool has_kernels(const CodecSpec& spec) noexcept {
   switch (spec.id) {
     case CodecId::none:
     case CodecId::bf16:
-      return true;
+    case CodecId::fp16:
     case CodecId::int8:
-      return spec.param1 == 0;  // to nearest even
+    case CodecId::fp8:
+    case CodecId::int4:
+    case CodecId::onebit:
+      return true;
     case CodecId::chunk_topk:
       return spec.value == DType::f32 || spec.value == DType::bf16;
     default:

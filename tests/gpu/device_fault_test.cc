@@ -130,7 +130,8 @@ TEST_P(DeviceFault, TheFirstRankAtFaultIsNamedAndNothingIsSummed) {
 
 std::string name_of(const ::testing::TestParamInfo<const char*>& p) { return test_name(p.param); }
 INSTANTIATE_TEST_SUITE_P(Codecs, DeviceFault,
-                         ::testing::Values("none", "bf16", "int8", "chunk-topk:8/1024", "chunk-topk:3/2048:bf16"),
+                         ::testing::Values("none", "bf16", "fp16", "int8", "int4:hadamard", "onebit", "chunk-topk:8/1024",
+                                           "chunk-topk:3/2048:bf16"),
                          name_of);
 INSTANTIATE_TEST_SUITE_P(Codecs, DeviceIndexFault,
                          ::testing::Values("chunk-topk:8/1024", "chunk-topk:3/2048:bf16", "chunk-topk:2/32"), name_of);

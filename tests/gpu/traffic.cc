@@ -107,7 +107,8 @@ int main(int argc, char** argv) {
     return 1;
   }
   const Traffic traffic{size_t{1} << 20, argc > 1 && std::string(argv[1]) == "bf16" ? DType::bf16 : DType::f32};
-  for (const char* text : {"none", "bf16", "int8", "chunk-topk:8/1024", "chunk-topk:8/1024:bf16", "chunk-topk:100/1024",
+  for (const char* text : {"none", "bf16", "fp16", "int8", "int8:sr", "fp8", "fp8:e5m2", "int4", "int4:sr", "int4:hadamard", "onebit",
+                           "chunk-topk:8/1024", "chunk-topk:8/1024:bf16", "chunk-topk:100/1024",
                            "chunk-topk:32/4096"})
     traffic.run(text);
   return 0;
