@@ -123,7 +123,7 @@ class Writer:
 
 def shipped():
     for make in (gg.gated_fp16, gg.gated_bf16, gg.gated_power_sgd):
-        ddp = wrap(deep(), 25)
+        ddp = wrap(deep())  # several buckets: hooks of several phases must keep their order
         state, hook = make(ddp, say=None)
         ddp.register_comm_hook(state, hook)
         train(ddp, 20)

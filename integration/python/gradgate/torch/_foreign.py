@@ -1,7 +1,6 @@
 """gated(): a gate around any other communication hook. No postponed annotations in this file: DDP compares them with
 the classes themselves."""
 
-import threading
 import weakref
 from collections.abc import Callable
 
@@ -14,7 +13,7 @@ from .._native import Error
 from .._session import HookGate
 from ._group import Communicator, sibling_group
 from ._issuer import Issuer
-from ._support import LogTarget, close_issuer, log_function, print_line, timeout_of
+from ._support import LogTarget, close_issuer, log_function, print_line, result_of, timeout_of
 
 # Steps that a hook runs ungated before its first window: DDP rebuilds its buckets in them.
 WARM_UP_STEPS = 2
@@ -70,11 +69,11 @@ class HookGateState:
         self._size = dist.get_world_size(self._group)
         self._steps = 0
         self._action = HookGate.DENSE
-        self._left = 0
-        self._lock = threading.Lock()
         bytes_of = sum(p.numel() * p.element_size() for p in ddp.parameters() if p.requires_grad)
         timeout_s = timeout_s or timeout_of(self._group)
-        group = sibling_group(self._group, timeout_s)
+        if "gloo" not in str(dist.get_backend(self._group)):
+            raise Error(2, f"gradgate: gated() times host futures: gloo groups only, found {dist.get_backend(self._group)}")
+        self._own_group = group = sibling_group(self._group, timeout_s)
         rank = dist.get_rank(group)
         self._issuer = Issuer(f"gradgate-hook-{rank}")
         try:
@@ -120,41 +119,36 @@ class HookGateState:
             buffer.div_(self._size)
         else:
             buffer.mul_(1.0 / self._size)
-        work = dist.all_reduce(buffer, group=self._group, async_op=True)
+        work = dist.all_reduce(buffer, group=self._own_group, async_op=True)
         return work.get_future().then(lambda future: future.value()[0])
 
     def _reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """One bucket after the other, on the issuer's thread: a hook that starts a second collective when its first is
+        complete would otherwise start them in another order on each rank."""
         if bucket.index() == 0:
             self._begin_step()
         last = bucket.is_last()
-        with self._lock:
-            self._left += 1
-        result = self._hook(self.inner, bucket) if self._action == HookGate.HOOK else self._dense(bucket)
         if last:
             self._steps += 1
         counted = self._steps > self._warm_up
-        reference = weakref.ref(self)
+        run = self._dense if self._action != HookGate.HOOK else self._run_hook
+        outcome: torch.futures.Future = torch.futures.Future()
+        core = self._core
 
-        def complete(future: torch.futures.Future) -> torch.Tensor:
-            state = reference()
-            if state is not None:
-                state._complete(last, counted)
-            return future.value()
+        def task() -> None:
+            try:
+                result = run(bucket).wait()
+            except BaseException as error:
+                result = error
+            if last and counted:
+                core.end_step(_native.now())
+            outcome.set_result(result)
 
-        return result.then(complete)
+        self._issuer.submit(task)
+        return outcome.then(result_of)
 
-    def _complete(self, last: bool, counted: bool) -> None:
-        # Futures of a step may complete in any order: the step ends with the last of them.
-        with self._lock:
-            self._left -= 1
-            self._seen_last = last or getattr(self, "_seen_last", False)
-            ends = self._seen_last and self._left == 0
-            if ends:
-                self._seen_last = False
-        if ends and counted:
-            now_s = _native.now()
-            core = self._core
-            self._issuer.submit(lambda: core.end_step(now_s))
+    def _run_hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        return self._hook(self.inner, bucket)
 
 
 def gated_foreign_hook(state: HookGateState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -207,7 +201,9 @@ def gated_bf16(ddp, **options) -> tuple[HookGateState, Callable]:
 
 def gated_power_sgd(ddp, matrix_approximation_rank: int = 1, **options) -> tuple[HookGateState, Callable]:
     """torch's PowerSGD hook, gated; its error is flushed when the gate closes."""
+    # On a group of its own: its later collectives start from completion callbacks, beside whatever DDP sends.
+    group = sibling_group(ddp.process_group, options.get("timeout_s") or timeout_of(ddp.process_group))
     inner = powerSGD_hook.PowerSGDState(
-        ddp.process_group, matrix_approximation_rank=matrix_approximation_rank, start_powerSGD_iter=2
+        group, matrix_approximation_rank=matrix_approximation_rank, start_powerSGD_iter=2
     )
     return gated(ddp, inner, powerSGD_hook.powerSGD_hook, **options)

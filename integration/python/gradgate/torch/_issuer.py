@@ -56,6 +56,7 @@ class Issuer:
     def close(self, timeout_s: float = 10.0) -> None:
         """Ends the thread after what it was given; waits at most ``timeout_s`` for it."""
         self._closed = True
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not None:
             self._tasks.put(None)
-            self._thread.join(timeout_s)
+            if self._thread is not threading.current_thread():
+                self._thread.join(timeout_s)

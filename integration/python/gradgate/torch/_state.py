@@ -14,7 +14,7 @@ from .._session import param_id
 from ._core import Arrival, BucketKey, Core, average_plainly
 from ._group import DTYPE_CODES, sibling_group
 from ._issuer import Issuer
-from ._support import close_issuer, log_function, print_line, timeout_of
+from ._support import close_issuer, log_function, print_line, result_of, timeout_of
 from ._words import LastWords
 
 
@@ -225,7 +225,7 @@ class GateState:
             finish=outcome.set_result,
         )
         self._issuer.submit(lambda: core.arrive(arrival))
-        return outcome.then(_result)
+        return outcome.then(result_of)
 
     # --- between steps
 
@@ -309,9 +309,3 @@ class GateState:
             return f"gradgate: the state is of a session, which mode {self.options['mode']} has not here; flush() first"
         return ""
 
-
-def _result(future: torch.futures.Future) -> torch.Tensor:
-    outcome = future.value()
-    if isinstance(outcome, BaseException):
-        raise outcome
-    return outcome

@@ -52,3 +52,11 @@ def close_issuer(issuer: Issuer, core) -> None:
     except RuntimeError:
         return
     issuer.close()
+
+
+def result_of(future: torch.futures.Future) -> torch.Tensor:
+    """The tensor that a thread of this package put into ``future``, or the exception, raised."""
+    outcome = future.value()
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
