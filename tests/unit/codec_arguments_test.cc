@@ -122,6 +122,17 @@ TEST(EncodeArguments, InvalidSpecAndFeedbackWithoutResidualToKeep) {
   none.refused(StatusCode::invalid_argument);
 }
 
+// Random numbers are counted in groups of 256: a vector begins at one.
+TEST(EncodeArguments, PlaceInTheTensorIsAMultipleOf256) {
+  for (const char* text : {"int8", "int8:sr"}) {
+    EncodeCall call(text, 300);
+    call.args.seed.first = 100;
+    call.refused(StatusCode::invalid_argument);
+    call.args.seed.first = 512;
+    EXPECT_TRUE(encode(call.spec, call.args).ok());
+  }
+}
+
 TEST(EncodeArguments, OverlapIsRefused) {
   EncodeCall call("int8", 4096);
   call.args.gradient = {call.payload.data() + 16, 1024, DType::f32};
