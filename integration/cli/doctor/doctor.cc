@@ -199,10 +199,10 @@ void refuse_torchrun(const Arguments& arguments) {
     return;
   if (arguments.link || !arguments.profile_path.empty()) return;
   throw UsageError(
-      "started by torchrun (RANK, WORLD_SIZE and MASTER_ADDR are set), whose process group this program cannot join; "
-      "start it on the same "
-      "hosts with mpirun -n " +
-      std::string(world) + " gradgate doctor ..., or say what the link is: --link 25gbit:30us --ranks " + world);
+      "started by torchrun (RANK, WORLD_SIZE and MASTER_ADDR are set), whose process group this program cannot join: "
+      "torchrun "
+      "... -m gradgate doctor probes it. Or start this program on the same hosts with mpirun -n " +
+      std::string(world) + ", or say what the link is: --link 25gbit:30us --ranks " + world);
 }
 
 std::string table_text(const DoctorNumbers& numbers, const Advice& advice) {
