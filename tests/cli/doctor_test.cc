@@ -100,6 +100,8 @@ TEST(Doctor, AdvisesForAGivenLink) {
   EXPECT_EQ(advice["buckets"], 4);
   EXPECT_GT(advice["saving_s"].get<double>(), 0);
   EXPECT_LE(advice["saving_low_s"].get<double>(), advice["saving_s"].get<double>());
+  const Finished gathered = run_program(slow + "20mbit:1ms --json -c int8@all_gather");
+  EXPECT_EQ(strict_json(gathered.out)["advice"]["candidates"][0]["exchange"], "all_gather");
   const Finished off = run_program(slow + "100000gbit:0us");
   EXPECT_EQ(off.code, 0) << off.err;
   EXPECT_THAT(off.out, HasSubstr("gradgate: leave it off"));

@@ -189,7 +189,7 @@ std::vector<ProfileCodec> measure_codecs(Ranks& ranks, const std::vector<NamedCo
         const double mine[] = {encode_s, decode_s};
         require(comm.all_gather(mine, all.data(), 2, DType::f64, {}, Deadline::after(timeout_s)), comm,
                 "gathering times");
-        ProfileCodec times{codec.text, dtype_name(dtype), static_cast<double>(size), 0, 0};
+        ProfileCodec times{format_codec(codec.spec).text, dtype_name(dtype), static_cast<double>(size), 0, 0};
         for (size_t r = 0; r < all.size(); r += 2) {
           times.encode_s = std::max(times.encode_s, all[r]);
           times.decode_s = std::max(times.decode_s, all[r + 1]);

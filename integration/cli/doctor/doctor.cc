@@ -146,7 +146,7 @@ std::vector<CodecWork> measure_codec_work(Ranks& ranks, const Arguments& argumen
     for (const NamedCodec& codec : codecs.codecs) {
       if (comm.rank() == 0) progress.show(codec.text + " ...");
       CodecWork work;
-      work.candidate = default_candidate(codec.spec);
+      work.candidate = codec.candidate();
       work.name = codec.text;
       work.fidelity = codec_info(codec.spec.id).fidelity;
       const ExchangeShape shape{.candidate = work.candidate,
