@@ -86,6 +86,7 @@ def bad_arguments():
         ({"mode": "maybe"}, "accepted: auto, on, off, observe"),
         ({"codecs": ["int9"]}, "int9"),
         ({"start_step": -1}, "start_step"),
+        ({"error_budget": 0}, "error_budget"),
     ):
         with pytest.raises(gradgate.Error, match=words):
             gg.GateState(ddp, say=None, **arguments)

@@ -2,6 +2,7 @@
 
 import gc
 import random
+import threading
 import time
 import weakref
 
@@ -395,3 +396,36 @@ def clipped(mode):
 def test_clipping_sees_the_same_norm_on_every_rank(pool):
     (norms, mine), (others, theirs) = pool.run(2, clipped, "on")
     assert norms == others and min(norms) > 0.01 and equal(mine, theirs)
+
+
+def hooks_do_not_wait():
+    ddp = wrap(deep())
+    state = gg.GateState(ddp, mode="on", codecs=["int8"], say=None)
+    called = []
+
+    def counting(s: gg.GateState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        called.append(bucket.index())
+        return gg.gated_hook(s, bucket)
+
+    ddp.register_comm_hook(state, counting)
+    train(ddp, 3)
+    buckets = called[-1] + 1
+    release = threading.Event()
+    called.clear()
+    ddp.zero_grad()
+    loss = ddp(batch(3)).square().mean()
+    state._issuer.submit(release.wait)  # nothing can be reduced now
+    backward = threading.Thread(target=loss.backward)
+    backward.start()
+    limit = time.monotonic() + 30
+    while len(called) < buckets and time.monotonic() < limit:
+        time.sleep(0.01)
+    seen, alive = list(called), backward.is_alive()
+    release.set()
+    backward.join(30)
+    assert seen == list(range(buckets)) and buckets >= 3 and alive
+    assert not backward.is_alive() and state.steps == 4
+
+
+def test_every_hook_returns_while_nothing_is_reduced_yet(pool):
+    pool.run(2, hooks_do_not_wait)

@@ -27,6 +27,7 @@ class Session:
         seed: int,
         timeout_s: float,
         link: tuple[float, float] | None = None,
+        error_budget: float = 0.1,
         log: Callable[[str], None] | None = None,
         say: Callable[[str], None] | None = None,
     ):
@@ -37,6 +38,7 @@ class Session:
         options.codecs = codecs.encode()
         options.seed = c_uint64(seed)
         options.timeout_s = timeout_s
+        options.error_budget = error_budget
         if link is not None:
             options.link_alpha_s, options.link_beta_bytes_per_s = link
         self._callbacks = []

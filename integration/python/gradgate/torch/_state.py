@@ -40,6 +40,7 @@ class GateState:
     seed: of stochastic codecs, 64 bits.
     timeout_s: of every wait for another rank, seconds; by default the timeout of the module's process group.
     link: (start-up seconds, bytes per second) of a known link; by default the link is probed.
+    error_budget: relative L2 error at which the guard demotes a codec without feedback (docs/gate.md).
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class GateState:
         seed: int = 0,
         timeout_s: float | None = None,
         link: tuple[float, float] | None = None,
+        error_budget: float = 0.1,
     ):
         if mode not in _native.MODES:
             raise Error(1, f"gradgate: mode is {mode!r}, accepted: {', '.join(_native.MODES)}")
@@ -68,6 +70,7 @@ class GateState:
             "seed": int(seed),
             "timeout_s": timeout_s,
             "link": link,
+            "error_budget": float(error_budget),
         }
         self._scaler = scaler
         self._log, self._say = log, say
@@ -128,6 +131,7 @@ class GateState:
             "seed": self.options["seed"],
             "timeout_s": timeout_s,
             "link": self.options["link"],
+            "error_budget": self.options["error_budget"],
         }
         self._issuer = Issuer(f"gradgate-{rank}")
         words = LastWords(getattr(group, "group_name", "group"))
