@@ -119,7 +119,7 @@ void log_events(const GateShape& shape, const PlanState& s, const LogSink& sink)
         .number("error_stage2", b.guard_stage2)
         .number("residual", b.guard_residual)
         .number("non_finite", b.guard_non_finite)
-        .string("action", b.closed_now ? why_name(b.barred_why) : "keep")
+        .string("action", b.closed_now && b.barred_why >= Why::guard_error ? why_name(b.barred_why) : "keep")
         .write(sink);
   }
   if (s.events & kEventClose) {

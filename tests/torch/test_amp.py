@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from models import batch, deep, equal, gate, weights, wrap
+from models import batch, deep, gate, weights, wrap
 
 
 def run(codec, scaled, poisoned, steps, mode="on"):

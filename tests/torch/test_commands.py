@@ -35,7 +35,8 @@ def logged(path, steps):
 
 
 def browser():
-    return next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
+    found = [shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome")]
+    return next(filter(None, found), None)
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from models import deep, equal, gate, gradients, train, weights, wrap
+from models import deep, equal, gate, train, weights, wrap
 
 
 def compare(mode, options, set_to_none, steps, bucket_mb=0.002, dtype=torch.float32):

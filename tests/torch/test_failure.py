@@ -67,7 +67,7 @@ def differs(name, values):
 @pytest.mark.parametrize(
     "name,values,words",
     [
-        ("codecs", (["chunk-topk:8/1024"], ["chunk-topk:9/1024"]), ("codecs", "chunk-topk:8/1024", "chunk-topk:9/1024")),
+        ("codecs", (["chunk-topk:8/1024"], ["chunk-topk:9/1024"]), ("codecs", "topk:8/1024", "topk:9/1024")),
         ("codecs", (["int8"], ["bf16"]), ("codecs", "int8", "bf16")),
         ("seed", (1, 2), ("seed", "'1'", "'2'")),
         ("mode", ("on", "auto"), ("mode", "'on'", "'auto'")),

@@ -48,7 +48,12 @@ def second_part(options, steps, checkpoints, ddp_options):
 
 @pytest.mark.parametrize(
     "steps,ddp_options",
-    [(3, {}), (5, {"static_graph": True}), (3, {"find_unused_parameters": True}), (3, {"gradient_as_bucket_view": True})],
+    [
+        (3, {}),
+        (5, {"static_graph": True}),
+        (3, {"find_unused_parameters": True}),
+        (3, {"gradient_as_bucket_view": True}),
+    ],
 )
 @pytest.mark.parametrize("mode", ["on", "auto"])
 def test_resume_is_exact(pool, steps, ddp_options, mode):

@@ -11,10 +11,9 @@ import dataclasses
 import torch
 import torch.distributed as dist
 
-from .. import _native
 from .._native import Error
 from .._session import Session
-from ._group import DTYPE_CODES, Communicator
+from ._group import Communicator
 
 # Steps after load_state() in which DDP may still show another layout (2 with static_graph).
 REGROUPED_STEPS = 3

@@ -71,8 +71,9 @@ class HookGateState:
         self._action = HookGate.DENSE
         bytes_of = sum(p.numel() * p.element_size() for p in ddp.parameters() if p.requires_grad)
         timeout_s = timeout_s or timeout_of(self._group)
-        if "gloo" not in str(dist.get_backend(self._group)):
-            raise Error(2, f"gradgate: gated() times host futures: gloo groups only, found {dist.get_backend(self._group)}")
+        backend = str(dist.get_backend(self._group))
+        if "gloo" not in backend:
+            raise Error(2, f"gradgate: gated() times host futures: gloo groups only, found {backend}")
         self._own_group = group = sibling_group(self._group, timeout_s)
         rank = dist.get_rank(group)
         self._issuer = Issuer(f"gradgate-hook-{rank}")

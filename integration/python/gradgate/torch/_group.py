@@ -1,6 +1,7 @@
 """torch.distributed as a communicator of the native library: blocking collectives on the memory it names."""
 
 import ctypes
+import os
 from datetime import timedelta
 
 import torch
@@ -46,8 +47,6 @@ def sibling_group(group: dist.ProcessGroup, timeout_s: float) -> dist.ProcessGro
             use_local_synchronization=True,
         )
     except (RuntimeError, ValueError) as error:
-        import os
-
         interface = os.environ.get("GLOO_SOCKET_IFNAME")
         hint = f"; GLOO_SOCKET_IFNAME is {interface!r}, accepted: names of interfaces, e.g. lo" if interface else ""
         raise Error(12, f"gradgate: cannot make a gloo group of its own: {error}{hint}") from error
@@ -119,7 +118,8 @@ class Communicator:
         _reduce_scatter(result, view_memory(send, self.size * count, dtype), group=self.group)
 
     def _broadcast(self, data, count, dtype, root, _timeout) -> None:
-        dist.broadcast(view_memory(data, count, dtype), group=self.group, group_src=root)
+        source = dist.get_global_rank(self.group, root)
+        dist.broadcast(view_memory(data, count, dtype), src=source, group=self.group)
 
     def _barrier(self, _timeout) -> None:
         dist.barrier(group=self.group)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from .. import _native
 from .._native import Error
 from .._session import param_id
-from ._core import Arrival, BucketKey, Core, average_plainly
+from ._core import Arrival, BucketKey, Core
 from ._group import DTYPE_CODES, sibling_group
 from ._issuer import Issuer
 from ._support import close_issuer, log_function, print_line, result_of, timeout_of

@@ -1,10 +1,11 @@
 """`torchrun -m gradgate doctor --params … --step …`: should gradients be compressed on *this* process group?
 
-A session in mode observe runs on the real group with buckets of DDP's size and normally distributed gradients; the gate's
-own start-up measures the link and the codecs, and its verdict is printed. Nothing is verified on a training: the answer
-is a prediction.
+A session in mode observe runs on the real group with buckets of DDP's size and normally distributed gradients; the
+gate's own start-up measures the link and the codecs, and its verdict is printed. Nothing is verified on a training: the
+answer is a prediction.
 """
 
+import json
 import re
 
 import torch
@@ -51,10 +52,13 @@ def advise(params: int, step_s: float, dtype: torch.dtype, codecs: str, group: d
     decisions: list[dict] = []
     session = None
     try:
-        import json
-
         session = Session(
-            communicator.handle, "observe", codecs, 0, timeout_of(group), log=lambda line: decisions.append(json.loads(line))
+            communicator.handle,
+            "observe",
+            codecs,
+            0,
+            timeout_of(group),
+            log=lambda line: decisions.append(json.loads(line)),
         )
         session.set_layout([(DTYPE_CODES[dtype], [(param_id("doctor"), elements)])])
         generator = torch.Generator().manual_seed(dist.get_rank(group))
@@ -79,15 +83,19 @@ def advise(params: int, step_s: float, dtype: torch.dtype, codecs: str, group: d
 def _lines(record, params, step_s, dtype, size, buckets, explanation) -> list[str]:
     dense_s = record["dense_s"] * buckets
     name = str(dtype).removeprefix("torch.")
-    lines = [f"{params} parameters, {name}, {size} ranks: dense reduction {1e3 * dense_s:.1f} ms, computation {1e3 * step_s:.1f} ms"]
+    lines = [
+        f"{params} parameters, {name}, {size} ranks: dense reduction {1e3 * dense_s:.1f} ms, "
+        f"computation {1e3 * step_s:.1f} ms"
+    ]
     if record["chosen"] == "dense":
         return [*lines, "advice: leave it off", explanation]
     chosen_s = (record["codec_s"] + record["transfer_s"]) * buckets
     serial = (step_s + dense_s) / (step_s + chosen_s)
     hidden = max(step_s, dense_s) / max(step_s, chosen_s)
-    lines.append(f"{record['chosen']}: {1e3 * chosen_s:.1f} ms; a step is {hidden:.2f} to {serial:.2f} times as fast (predicted)")
+    speed = f"{min(hidden, serial):.2f} to {max(hidden, serial):.2f} times as fast (predicted)"
+    lines.append(f"{record['chosen']}: {1e3 * chosen_s:.1f} ms; a step is {speed}")
     if hidden < 1.01:
-        lines.append("advice: it pays only as far as communication does not hide behind the backward pass; mode observe will tell")
+        lines.append("advice: it pays only as far as communication does not hide behind the backward pass; try observe")
     else:
         lines.append(f"advice: mode auto with {record['chosen']} among the codecs")
     return [*lines, explanation]

@@ -1,0 +1,139 @@
+"""The state's life beside the training: threads, delays, overlap, random state, compiled modules, clipping."""
+
+import gc
+import random
+import threading
+import time
+import weakref
+
+import torch
+import torch.distributed as dist
+
+import gradgate.torch as gg
+from models import batch, deep, equal, gate, train, weights, wrap
+
+
+def random_state():
+    python_before = random.getstate()
+    ddp = wrap(deep())
+    state = torch.get_rng_state()
+    gate(ddp, mode="on", codecs=["int8"])
+    train(ddp, 3)
+    assert torch.equal(torch.get_rng_state(), state) and random.getstate() == python_before
+
+
+def test_global_random_state_is_not_touched(pool):
+    pool.run(2, random_state)
+
+
+def life():
+    ddp = wrap(deep())
+    state = gg.GateState(ddp, mode="on", codecs=["int8"], say=None)
+    ddp.register_comm_hook(state, gg.gated_hook)
+    train(ddp, 2)
+    reference = weakref.ref(state)
+    gc.collect()
+    gc.disable()
+    try:
+        issuer = state._issuer
+        del ddp, state
+        assert reference() is None or gc.collect() >= 0  # DDP itself may be part of a cycle
+        assert reference() is None
+        assert not issuer._thread.is_alive()
+    finally:
+        gc.enable()
+
+
+def test_a_dropped_state_ends_its_thread(pool):
+    pool.run(2, life)
+
+
+def delays(steps):
+    ddp = wrap(deep(width=16, layers=10), 0.0003)
+    lines = []
+    state = gate(ddp, mode="auto", codecs=["int8", "chunk-topk:8/1024"], log=lines.append)
+    rank = dist.get_rank()
+    delay = random.Random(rank)
+    for p in list(ddp.parameters())[::4]:
+        p.register_hook(lambda g: time.sleep(0.0003 * delay.random()) if delay.random() < 0.2 else None)
+    train(ddp, steps, lr=0.01, width=16)
+    assert len(state.explain()) >= 8
+    mine = torch.cat([w.flatten() for w in weights(ddp)])
+    lowest, highest = mine.clone(), mine.clone()
+    dist.all_reduce(lowest, dist.ReduceOp.MIN)
+    dist.all_reduce(highest, dist.ReduceOp.MAX)
+    assert torch.equal(lowest, highest)
+    return lines
+
+
+def test_random_delays_keep_ranks_and_logs_identical(pool):
+    logs = pool.run(3, delays, 1000, timeout_s=200)
+    assert logs[0] == logs[1] == logs[2]
+    assert any('"event":"hold"' in line for line in logs[0])
+
+
+def compiled():
+    torch._dynamo.config.optimize_ddp = True
+    model = deep()
+    plain = wrap(deep(), 25)
+    expected = train(plain, 4)
+    ddp = wrap(torch.compile(model, backend="eager"), 25)
+    state = gate(ddp, mode="observe", codecs=["int8"])
+    seen = train(ddp, 4)
+    assert all(equal(a, b) for a, b in zip(expected, seen))
+    assert all("_orig_mod" not in name for name in state.state_dict()["names"])
+
+
+def test_compiled_module(pool):
+    pool.run(2, compiled, timeout_s=200)
+
+
+def clipped(mode):
+    ddp = wrap(deep())
+    gate(ddp, mode=mode, codecs=["chunk-topk:64/1024"])
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    norms = []
+    for step in range(6):
+        optimizer.zero_grad()
+        ddp(batch(step)).square().mean().backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(ddp.parameters(), 0.01).item())
+        optimizer.step()
+    return norms, weights(ddp)
+
+
+def test_clipping_sees_the_same_norm_on_every_rank(pool):
+    (norms, mine), (others, theirs) = pool.run(2, clipped, "on")
+    assert norms == others and min(norms) > 0.01 and equal(mine, theirs)
+
+
+def hooks_do_not_wait():
+    ddp = wrap(deep())
+    state = gg.GateState(ddp, mode="on", codecs=["int8"], say=None)
+    called = []
+
+    def counting(s: gg.GateState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        called.append(bucket.index())
+        return gg.gated_hook(s, bucket)
+
+    ddp.register_comm_hook(state, counting)
+    train(ddp, 3)
+    buckets = called[-1] + 1
+    release = threading.Event()
+    called.clear()
+    ddp.zero_grad()
+    loss = ddp(batch(3)).square().mean()
+    state._issuer.submit(release.wait)  # nothing can be reduced now
+    backward = threading.Thread(target=loss.backward)
+    backward.start()
+    limit = time.monotonic() + 30
+    while len(called) < buckets and time.monotonic() < limit:
+        time.sleep(0.01)
+    seen, alive = list(called), backward.is_alive()
+    release.set()
+    backward.join(30)
+    assert seen == list(range(buckets)) and buckets >= 3 and alive
+    assert not backward.is_alive() and state.steps == 4
+
+
+def test_every_hook_returns_while_nothing_is_reduced_yet(pool):
+    pool.run(2, hooks_do_not_wait)
