@@ -9,6 +9,7 @@
 #include "codecs/int8.h"
 #include "codecs/none.h"
 #include "codecs/onebit.h"
+#include "codecs/topk.h"
 
 namespace gradgate::codecs {
 

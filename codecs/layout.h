@@ -47,7 +47,8 @@ struct Sections {
   Byte* header = nullptr;
   Byte* first = nullptr;
   Byte* second = nullptr;
-  size_t first_bytes = 0, second_bytes = 0;  ///< without padding
+  Byte* third = nullptr;
+  size_t first_bytes = 0, second_bytes = 0, third_bytes = 0;  ///< without padding
 };
 
 }  // namespace gradgate::codecs

@@ -29,6 +29,21 @@ bool indices_ok(const CodecSpec& spec, size_t count, const std::byte* section) n
   return true;
 }
 
+// topk: counts that fit their chunks and add up to all entries, then the indices of each chunk.
+bool counted_indices_ok(const CodecSpec& spec, size_t count, const Sections<const std::byte>& sections) noexcept {
+  using Topk = Codec<CodecId::topk>;
+  const uint32_t* counts = reinterpret_cast<const uint32_t*>(sections.first);
+  const uint16_t* index = reinterpret_cast<const uint16_t*>(sections.third);
+  size_t left = Topk::entries(spec, count);
+  for (size_t begin = 0, chunk = 0; begin < count; begin += Topk::kChunk, ++chunk) {
+    const size_t length = count - begin < Topk::kChunk ? count - begin : Topk::kChunk, k = counts[chunk];
+    if (k > length || k > left || (k > 0 && !chunk_indices_ok(index, k, length))) return false;
+    index += k;
+    left -= k;
+  }
+  return left == 0;
+}
+
 }  // namespace
 }  // namespace codecs
 
@@ -61,6 +76,7 @@ Status check_payload(const CodecSpec& spec, DType gradient, size_t count, ConstB
   }
   if (error) return {StatusCode::peer_failed, header.flags >> 4};
   if (spec.id == CodecId::chunk_topk && !indices_ok(spec, count, sections.second)) return bad(PayloadFault::index);
+  if (spec.id == CodecId::topk && !counted_indices_ok(spec, count, sections)) return bad(PayloadFault::index);
   return {};
 }
 

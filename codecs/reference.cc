@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "codecs/reference_detail.h"
+#include "codecs/reference_sparse.h"
 
 namespace gradgate::reference {
 
@@ -42,6 +43,8 @@ void section_bytes(const CodecSpec& spec, DType gradient, size_t n, size_t* firs
     case CodecId::fp16:
       *first = n == 0 ? 0 : 4, *second = n * 2;
       break;
+    case CodecId::topk:  // three sections: TopkLayout
+      break;
     case CodecId::chunk_topk:
       *first = entries(spec, n) * (spec.value == DType::f32 ? 4 : 2), *second = entries(spec, n) * 2;
       break;
@@ -75,6 +78,7 @@ std::vector<std::byte> with_header(const CodecSpec& spec, DType gradient, size_t
     case CodecId::fp16:
       value = 2;
       break;
+    case CodecId::topk:
     case CodecId::chunk_topk:
       value = static_cast<uint8_t>(spec.value), p0 = spec.param0, p1 = spec.param1;
       break;
@@ -169,6 +173,9 @@ std::vector<std::byte> encode_x(const CodecSpec& spec, DType gradient, const std
     case CodecId::fp16:
       encode_fp16(x, second_at, &payload);
       break;
+    case CodecId::topk:
+      if (n > 0) encode_vector_topk(spec, x, &payload);
+      break;
     case CodecId::chunk_topk:
       encode_topk(spec, x, 32, second_at, &payload);
       break;
@@ -234,6 +241,7 @@ uint16_t f16_of(float x) {
 }
 
 size_t payload_bytes(const CodecSpec& spec, DType gradient, size_t count) {
+  if (spec.id == CodecId::topk) return count == 0 ? 32 : TopkLayout(spec, count).bytes;
   size_t first = 0, second = 0;
   section_bytes(spec, gradient, count, &first, &second);
   return 32 + up(first, 16) + up(second, 16);
@@ -280,7 +288,7 @@ std::vector<std::byte> encode(const CodecSpec& spec, ConstVec gradient, float* r
 std::vector<float> values(const CodecSpec& spec, DType gradient, size_t n, const std::byte* payload,
                           std::vector<bool>* sent) {
   std::vector<float> d(n, 0.0f);
-  if (sent != nullptr) sent->assign(n, spec.id != CodecId::chunk_topk);
+  if (sent != nullptr) sent->assign(n, spec.id != CodecId::chunk_topk && spec.id != CodecId::topk);
   size_t first = 0, second = 0;
   section_bytes(spec, gradient, n, &first, &second);
   const size_t second_at = 32 + up(first, 16);
@@ -303,6 +311,9 @@ std::vector<float> values(const CodecSpec& spec, DType gradient, size_t n, const
       break;
     case CodecId::fp16:
       decode_fp16(n, payload, second_at, &d);
+      break;
+    case CodecId::topk:
+      vector_topk_values(spec, n, payload, &d, sent);
       break;
     case CodecId::chunk_topk: {
       size_t entry = 0;

@@ -178,6 +178,7 @@ Status SessionImpl::all_reduce(uint32_t index, Vec gradient) noexcept {
   args.workspace = workspace_;
   args.seed = {options_.seed, index, static_cast<uint32_t>(step_), 0};
   args.executor = options_.executor;
+  args.threshold = &bucket.threshold;
   args.divide = divide_;
   if (args.residual != nullptr) save_residual(bucket);
   gate::GuardReading reading;

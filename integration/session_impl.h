@@ -66,6 +66,7 @@ class SessionImpl final : public Session {
     bool has_residual = false;   ///< some candidate of this bucket uses feedback
     size_t residual_offset = 0;  ///< into residuals_
     bool pending = false;        ///< the residual may hold unsent gradient
+    uint32_t threshold = 0;      ///< topk: of its last step
     bool saved = false;          ///< before_ holds this bucket's residual as it was before the step that runs
     bool pending_before = false;
     double ready_s = std::numeric_limits<double>::quiet_NaN();  ///< bucket_ready() of the step that runs

@@ -55,6 +55,7 @@ struct ExchangeArgs {
   Seed seed;        ///< key, tensor and step; stream and first are set by the exchange
   Executor executor;
   bool divide = false;  ///< all_reduce: scale by division by N instead of multiplication with 1/N
+  uint32_t* threshold = nullptr;  ///< topk: as in EncodeArgs, one per vector
 };
 
 /// One collective the driver must perform. kind == none: the exchange is complete.

@@ -12,7 +12,10 @@ std::string all_codecs() {
   for (const CodecInfo& info : codec_infos()) {
     std::string text = info.name;
     CodecSpec spec;
-    if (!parse_codec(text, &spec, nullptr).ok()) text += ":8/1024";  // needs parameters
+    for (const char* parameters : {"", ":8/1024", ":0.01"}) {
+      text = std::string(info.name) + parameters;
+      if (parse_codec(text, &spec, nullptr).ok()) break;
+    }
     if (!parse_codec(text, &spec, nullptr).ok()) continue;
     list += (list.empty() ? "" : ",") + text;
   }

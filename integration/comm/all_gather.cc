@@ -22,7 +22,8 @@ void ExchangeMachine::begin_all_gather() noexcept {
                                 .payload = buffers.slot(shape.rank),
                                 .workspace = buffers.codec,
                                 .seed = seed,
-                                .executor = args_.executor},
+                                .executor = args_.executor,
+                                .threshold = args_.threshold},
                                &stats);
   non_finite_ = stats.non_finite;
   if (status.ok()) return;

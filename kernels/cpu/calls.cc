@@ -2,10 +2,12 @@
 
 #include <atomic>
 #include <cstring>
+#include <new>
 
 #include "codecs/codecs.h"
 #include "codecs/header.h"
 #include "kernels/cpu/float_env.h"
+#include "kernels/cpu/topk.h"
 
 namespace gradgate::kernels::cpu {
 namespace {
@@ -37,6 +39,19 @@ size_t tile_elements(const CodecSpec& spec) noexcept {
 size_t task_bytes(const CodecSpec& spec) noexcept {
   return round_up(tile_elements(spec) * sizeof(float) + scratch_bytes(spec), kWorkAlign);
 }
+
+// decode_sum: tiles small enough for the first cache, and for topk a cursor into each payload.
+struct SumPlan {
+  Split split;
+  size_t tile, stride;
+
+  SumPlan(const CodecSpec& spec, size_t count, size_t ranks, unsigned width) noexcept
+      : split(count, shard_alignment(spec), width),
+        tile(spec.id == CodecId::topk ? kSumElements : tile_elements(spec)) {
+    const size_t cursors = spec.id == CodecId::topk ? ranks * sizeof(TopkCursor) : 0;
+    stride = round_up(tile * sizeof(float) + cursors, kWorkAlign);
+  }
+};
 
 // Calls f(begin, end, index) for each task, in the environment of the format.
 template <class F>
@@ -114,6 +129,7 @@ void finish_payload(const CodecSpec& spec, ConstVec gradient, Seed seed, uint64_
   std::memcpy(sections.header, &header, sizeof header);
   clear_padding(sections.first, sections.first_bytes);
   clear_padding(sections.second, sections.second_bytes);
+  clear_padding(sections.third, sections.third_bytes);
   if (stats != nullptr) stats->non_finite = non_finite;
 }
 
@@ -129,6 +145,7 @@ EncodeJob encode_job(const CodecSpec& spec, ConstVec source, float* residual, si
   job.stream = payload_size >= kStreamBytes;
   job.first = sections.first;
   job.second = sections.second;
+  job.third = sections.third;
   return job;
 }
 
@@ -178,6 +195,11 @@ Status encode(const Loops& loops, const CodecSpec& spec, const EncodeArgs& args,
                              sections, args.seed);
   job.flush = args.flush;
   std::byte* const workspace = aligned_workspace(args.workspace);
+  if (spec.id == CodecId::topk && count > 0) {
+    const uint64_t seen = encode_topk(loops, job, count, args.executor, workspace, args.threshold);
+    finish_payload(spec, args.gradient, args.seed, seen, sections, stats);
+    return {};
+  }
   const size_t stride = task_bytes(spec);
   const Split split(count, shard_alignment(spec), args.executor.width);
   if (needs_greatest(spec) && count > 0) {
@@ -216,6 +238,7 @@ Status decode(const Loops& loops, const CodecSpec& spec, const DecodeArgs& args)
   job.gradient = args.gradient;
   job.first = sections.first;
   job.second = sections.second;
+  job.third = sections.third;
   job.count = out.count;
   job.step = step_of(sections.header);
   job.out = out.data;
@@ -246,31 +269,38 @@ Status decode_sum(const Loops& loops, const CodecSpec& spec, const DecodeSumArgs
       return StatusCode::invalid_argument;
   }
   const SumJob job{out.dtype, args.scale, out_bytes >= kStreamBytes};
+  const SumPlan plan(spec, out.count, args.payloads.size(), args.executor.width);
   std::byte* const workspace = aligned_workspace(args.workspace);
-  const size_t tile = tile_elements(spec), element = dtype_bytes(out.dtype);
-  for_each_task(args.executor, Split(out.count, shard_alignment(spec), args.executor.width), out.count,
-                [&](size_t begin, size_t end, size_t index) {
-                  float* const sum = reinterpret_cast<float*>(workspace) + index * tile;
-                  for (size_t at = begin; at < end; at += tile) {
-                    const size_t to = end - at < tile ? end : at + tile;
-                    for (size_t rank = 0; rank < args.payloads.size(); ++rank) {
-                      codecs::Sections<const std::byte> parts;
-                      codecs::bind_payload(spec, args.gradient, out.count, args.payloads[rank].data(), &parts);
-                      DecodeJob term;
-                      term.spec = spec;
-                      term.gradient = args.gradient;
-                      term.step = step_of(parts.header);
-                      term.first = parts.first;
-                      term.second = parts.second;
-                      term.count = out.count;
-                      term.out = sum;
-                      term.origin = at;
-                      term.add = rank > 0;
-                      loops.decode(term, at, to);
-                    }
-                    loops.store_sum(sum, job, static_cast<std::byte*>(out.data) + at * element, to - at);
-                  }
-                });
+  const size_t element = dtype_bytes(out.dtype);
+  for_each_task(args.executor, plan.split, out.count, [&](size_t begin, size_t end, size_t index) {
+    std::byte* const own = workspace + index * plan.stride;
+    float* const sum = reinterpret_cast<float*>(own);
+    auto* const cursors = reinterpret_cast<TopkCursor*>(own + plan.tile * sizeof(float));
+    for (size_t at = begin; at < end; at += plan.tile) {
+      const size_t to = end - at < plan.tile ? end : at + plan.tile;
+      for (size_t rank = 0; rank < args.payloads.size(); ++rank) {
+        codecs::Sections<const std::byte> parts;
+        codecs::bind_payload(spec, args.gradient, out.count, args.payloads[rank].data(), &parts);
+        DecodeJob term;
+        term.spec = spec;
+        term.gradient = args.gradient;
+        term.step = step_of(parts.header);
+        term.first = parts.first;
+        term.second = parts.second;
+        term.third = parts.third;
+        if (spec.id == CodecId::topk) {
+          if (at == begin) new (&cursors[rank]) TopkCursor(topk_cursor(parts.first, begin));
+          term.cursor = &cursors[rank];
+        }
+        term.count = out.count;
+        term.out = sum;
+        term.origin = at;
+        term.add = rank > 0;
+        loops.decode(term, at, to);
+      }
+      loops.store_sum(sum, job, static_cast<std::byte*>(out.data) + at * element, to - at);
+    }
+  });
   return {};
 }
 
@@ -280,7 +310,8 @@ Status reduce_encode(const Loops& loops, const CodecSpec& spec, const ReduceArgs
                             args.seed, &sections));
   const DType dtype = args.gradient.dtype;
   const size_t count = args.gradient.count, bytes = payload_bytes(spec, dtype, count);
-  if (!widens_to_f32(dtype)) return StatusCode::unsupported;  // sums are formed in f32
+  // Sums are formed in f32, and encoded piece by piece.
+  if (!widens_to_f32(dtype) || !codec_travels_by(spec, Exchange::two_shot)) return StatusCode::unsupported;
   if (args.self >= args.payloads.size()) return StatusCode::invalid_argument;
   for (size_t rank = 0; rank < args.payloads.size(); ++rank) {
     if (rank == args.self) continue;
@@ -365,14 +396,15 @@ using kernels::cpu::best_loops;
 size_t workspace_bytes(const CodecSpec& spec, DType gradient, size_t count, unsigned width) noexcept {
   if (count == 0 || !codec_takes(spec, gradient)) return 0;
   using namespace kernels::cpu;
+  if (spec.id == CodecId::topk) return topk_workspace_bytes(spec, count, width) + kWorkAlign - 1;
   return Split(count, shard_alignment(spec), width).tasks * task_bytes(spec) + kWorkAlign - 1;
 }
 
 size_t decode_sum_bytes(const CodecSpec& spec, DType gradient, size_t count, size_t ranks, unsigned width) noexcept {
   if (count == 0 || ranks == 0 || !codec_takes(spec, gradient)) return 0;
   using namespace kernels::cpu;
-  const size_t tasks = Split(count, shard_alignment(spec), width).tasks;
-  return tasks * tile_elements(spec) * sizeof(float) + kWorkAlign - 1;
+  const SumPlan plan(spec, count, ranks, width);
+  return plan.split.tasks * plan.stride + kWorkAlign - 1;
 }
 
 Status encode(const CodecSpec& spec, const EncodeArgs& args, EncodeStats* stats) noexcept {

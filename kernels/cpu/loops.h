@@ -27,6 +27,12 @@ struct EncodeJob {
   bool sum = false;            ///< source is a sum, not a gradient: `none` then makes NaN canonical
   std::byte* first = nullptr;  ///< sections of the whole payload
   std::byte* second = nullptr;
+  std::byte* third = nullptr;
+};
+
+/// Where decoding of a topk payload has come to.
+struct TopkCursor {
+  size_t entry = 0, chunk_end = 0;  ///< the next entry, and the first of the next chunk
 };
 
 /// Decoding a vector, or one tile of it. Element i of the vector is element i - origin of `out`.
@@ -35,8 +41,10 @@ struct DecodeJob {
   DType gradient = DType::f32;
   const std::byte* first = nullptr;
   const std::byte* second = nullptr;
-  size_t count = 0;   ///< of the whole vector
-  uint32_t step = 0;  ///< of the payload's header
+  const std::byte* third = nullptr;
+  TopkCursor* cursor = nullptr;  ///< topk: for tiles that are not whole chunks, in ascending order
+  size_t count = 0;              ///< of the whole vector
+  uint32_t step = 0;             ///< of the payload's header
   void* out = nullptr;
   size_t origin = 0;
   DType dtype = DType::f32;  ///< of out
@@ -58,8 +66,11 @@ struct SumJob {
   bool stream = false;  ///< out is larger than the caches
 };
 
+struct TopkLoops;
+
 struct Loops {
   const char* name;
+  const TopkLoops* topk;
   /// Elements begin … end-1, begin a multiple of the codec's unit, end too or the end of the vector. `scratch` has
   /// scratch_bytes(), 64-byte aligned. Returns how many x were not finite.
   uint64_t (*encode)(const EncodeJob& job, size_t begin, size_t end, std::byte* scratch) noexcept;

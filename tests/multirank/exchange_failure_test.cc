@@ -137,7 +137,8 @@ TEST_P(EveryCodec, DamageOnTheWayFailsAllRanks) {
 
 class Gathered : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Failure, Gathered,
-                         testing::Values("bf16@all_gather", "int8@all_gather", "chunk-topk:8/1024@all_gather"),
+                         testing::Values("bf16@all_gather", "int8@all_gather", "chunk-topk:8/1024@all_gather",
+                                         "topk:0.01"),
                          codec_name);
 
 TEST_P(Gathered, AFailingRankIsReportedByAll) {

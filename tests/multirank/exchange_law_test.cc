@@ -80,8 +80,8 @@ INSTANTIATE_TEST_SUITE_P(Law, LawExact,
                                          Case{"chunk-topk:8/1024", 4}, Case{"chunk-topk:8/1024", 8},
                                          Case{"chunk-topk:1/32", 2}, Case{"chunk-topk:1/32", 4},
                                          Case{"chunk-topk:1/32", 8}, Case{"chunk-topk:8/1024@all_gather", 2},
-                                         Case{"chunk-topk:8/1024@all_gather", 4},
-                                         Case{"chunk-topk:1/32@all_gather", 8}),
+                                         Case{"chunk-topk:8/1024@all_gather", 4}, Case{"chunk-topk:1/32@all_gather", 8},
+                                         Case{"topk:0.01", 2}, Case{"topk:0.1", 4}, Case{"topk:0.003", 8}),
                          case_name);
 
 // Whole numbers and a power of two of ranks: no operation rounds, so the books balance to the last bit.
@@ -103,7 +103,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"onebit", 8}, Case{"chunk-topk:8/1024", 3}, Case{"chunk-topk:8/1024", 5},
                     Case{"chunk-topk:1/32:bf16", 3}, Case{"chunk-topk:8/1024:bf16", 8}, Case{"bf16:ef@all_gather", 3},
                     Case{"int8:ef@all_gather", 5}, Case{"int4:sr@all_gather", 3}, Case{"onebit@all_gather", 4},
-                    Case{"chunk-topk:8/1024@all_gather", 3}, Case{"chunk-topk:8/1024:bf16@all_gather", 8}),
+                    Case{"chunk-topk:8/1024@all_gather", 3}, Case{"chunk-topk:8/1024:bf16@all_gather", 8},
+                    Case{"topk:0.01", 3}, Case{"topk:0.05:bf16", 5}),
     case_name);
 
 TEST_P(LawRounded, HoldsWithinItsRoundings) {

@@ -56,7 +56,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"bf16@all_gather", DType::f32}, Case{"int8@all_gather", DType::f32},
                     Case{"int8@all_gather", DType::bf16}, Case{"chunk-topk:8/1024@all_gather", DType::f32},
                     Case{"chunk-topk:8/1024:bf16@all_gather", DType::bf16},
-                    Case{"chunk-topk:1/32@all_gather", DType::f32}),
+                    Case{"chunk-topk:1/32@all_gather", DType::f32}, Case{"topk:0.01", DType::f32},
+                    Case{"topk:0.2:bf16", DType::bf16}, Case{"topk:0.05", DType::f16}),
     case_name);
 
 // Sanitizers slow the reference code down tenfold and more; one step of the longest vector is enough for them.
@@ -198,7 +199,7 @@ TEST(Exchange, AMillionAndThreeElements) {
 // One rank's thread flushes subnormals, as trainers set it: results are still the same everywhere, and the thread keeps
 // its setting.
 TEST(Environment, FlushToZeroChangesNothing) {
-  for (const char* text : {"none", "int8:ef", "chunk-topk:8/1024"}) {
+  for (const char* text : {"none", "int8:ef", "chunk-topk:8/1024", "topk:0.01"}) {
     const Candidate candidate = default_candidate(spec_of(text));
     const Feedback feedback = candidate.codec.feedback ? Feedback::apply : Feedback::none;
     Ranks plain(3, 30000, DType::f32), flushing(3, 30000, DType::f32);
@@ -259,6 +260,7 @@ TEST(CandidateText, ComesBackAndIsRefusedByName) {
       {"int8@allgather", "'allgather'"},
       {"int8@all_reduce", "int8: exchange 'all_reduce' is not known or cannot carry it"},
       {"int8@two_shot@all_gather", "'two_shot@all_gather'"},
+      {"topk:0.01@two_shot", "topk: exchange 'two_shot' is not known or cannot carry it; accepted: all_gather"},
       {"int8@all_gather:ef", "'all_gather:ef'"},
       {"@all_gather", "''"},
   };

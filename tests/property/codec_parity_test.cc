@@ -227,6 +227,7 @@ void run(const Case& c) {
     if (!c.feedback && c.n <= 2000) {
       for (const size_t ranks : {1, 2, 4}) check_sum(c, *loops, 1, ranks);
     }
+    if (!codec_travels_by(c.spec, Exchange::two_shot)) continue;
     if (c.n > 2000) {
       check_reduce(c, *loops, large ? 2 : 1, 3, 1);
     } else {

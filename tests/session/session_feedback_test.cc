@@ -130,6 +130,8 @@ TEST(ConservationLaw, HoldsExactlyForTopkOnIntegersThroughGateFlushAndRegrouping
     law_run("chunk-topk:3/32", Mode::on, 4, seed, 0);
     law_run("chunk-topk:8/1024@all_gather", Mode::automatic, 2, seed, 0);
     law_run("chunk-topk:3/32@all_gather", Mode::on, 4, seed, 0);
+    law_run("topk:0.02", Mode::automatic, 2, seed, 0);
+    law_run("topk:0.1", Mode::on, 4, seed, 0);
   }
 }
 

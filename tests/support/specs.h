@@ -29,6 +29,10 @@ inline constexpr const char* kSpecs[] = {
     "chunk-topk:100/2048",       // more entries than the least number of columns
     "chunk-topk:300/1024:bf16",  // a key for every element
     "chunk-topk:13/32768",       // the longest chunk
+    "topk:0.01",
+    "topk:0.001:bf16",
+    "topk:0.4",  // more entries than a threshold is good for
+    "topk:1:bf16",
 };
 
 inline CodecSpec spec_of(const char* text) {
@@ -44,6 +48,8 @@ inline Candidate candidate_of(const char* text) {
   if (!parse_candidate(text, &candidate, &why).ok()) throw std::string(why.text);
   return candidate;
 }
+
+inline bool is_sparse(const CodecSpec& spec) { return spec.id == CodecId::chunk_topk || spec.id == CodecId::topk; }
 
 inline bool takes_feedback(const CodecSpec& spec) { return spec.id != CodecId::none; }
 

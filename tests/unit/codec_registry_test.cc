@@ -16,7 +16,8 @@ using ::testing::HasSubstr;
 
 TEST(CodecText, CanonicalTextsComeBack) {
   for (const char* text : {"none", "bf16", "bf16:ef", "int8", "int8:ef", "chunk-topk:8/1024", "chunk-topk:8/1024:bf16",
-                           "chunk-topk:8/1024:noef", "chunk-topk:32768/32768:bf16:noef", "chunk-topk:1/32"}) {
+                           "chunk-topk:8/1024:noef", "chunk-topk:32768/32768:bf16:noef", "chunk-topk:1/32", "topk:0.01",
+                           "topk:1", "topk:0.001:bf16:noef", "topk:1e-05", "topk:0.30000000000000004"}) {
     EXPECT_STREQ(format_codec(spec_of(text)).text, text);
     EXPECT_LE(std::string(text).size(), 47u);
   }
@@ -90,6 +91,20 @@ TEST(CodecText, NonsenseIsRefusedByName_QNT9) {
       {"chunk-topk:8/1024:bf16:f32", "'bf16:f32'"},
       {"chunk-topk:8/1024:", "value type is ''"},
       {"chunk-topk:8/1024:ef:bf16", "'ef:bf16'"},
+      {"topk", "ratio is '', must be a number above 0 and up to 1, as in topk:0.01"},
+      {"topk:0", "ratio is '0'"},
+      {"topk:1.0001", "ratio is '1.0001'"},
+      {"topk:-0.1", "ratio is '-0.1'"},
+      {"topk:+0.1", "ratio is '+0.1'"},
+      {"topk:nan", "ratio is 'nan'"},
+      {"topk:inf", "ratio is 'inf'"},
+      {"topk:0,01", "ratio is '0,01'"},
+      {"topk: 0.01", "ratio is ' 0.01'"},
+      {"topk:0.01x", "ratio is '0.01x'"},
+      {"topk:1e-400", "ratio is '1e-400'"},
+      {"topk:0x1p-4", "ratio is '0x1p-4'"},
+      {"topk:0.01:f64", "topk: value type is 'f64', must be f32 or bf16"},
+      {"topk:0.01:", "value type is ''"},
   };
   for (const auto& c : cases) {
     CodecSpec spec = spec_of("bf16:ef");
@@ -165,6 +180,7 @@ TEST(CodecList, TakesWhatTheTableSays) {
   EXPECT_EQ(takes("fp16"), "f32 ");
   for (const char* text : {"int8", "int8:sr", "fp8", "int4", "onebit"}) EXPECT_EQ(takes(text), "f32 bf16 f16 ");
   EXPECT_EQ(takes("chunk-topk:8/1024"), "f32 bf16 f16 ");
+  EXPECT_EQ(takes("topk:0.01"), "f32 bf16 f16 ");
 }
 
 // QNT-8: the ratio that is advertised is the one on the wire, headers and scales included. Literal sizes from the table
@@ -186,6 +202,15 @@ TEST(PayloadBytes, AreWhatTheFormatSays_QNT8) {
   EXPECT_EQ(payload_bytes(spec_of("chunk-topk:8/1024"), DType::f32, 1 << 20), 32u + 32768u + 16384u);
   EXPECT_EQ(payload_bytes(spec_of("chunk-topk:8/1024:bf16"), DType::f32, 1 << 20), 32u + 16384u + 16384u);
   EXPECT_EQ(payload_bytes(spec_of("chunk-topk:8/1024"), DType::f32, 1024 + 5), 32u + 64u + 32u);  // 13 entries
+  // topk: a count per 65,536, then k = max(1, round(ratio · n)) values and indices.
+  EXPECT_EQ(payload_bytes(spec_of("topk:0.01"), DType::f32, 1000000), 32u + 64u + 40000u + 20000u);
+  EXPECT_EQ(payload_bytes(spec_of("topk:0.01:bf16"), DType::f32, 1000000), 32u + 64u + 20000u + 20000u);
+  EXPECT_EQ(payload_bytes(spec_of("topk:0.01"), DType::f32, 49), 32u + 16u + 16u + 16u);    // at least one
+  EXPECT_EQ(payload_bytes(spec_of("topk:0.01"), DType::f32, 450), 32u + 16u + 32u + 16u);   // 4.5 rounds to 5
+  EXPECT_EQ(payload_bytes(spec_of("topk:1"), DType::f32, 65537), 32u + 16u + 262160u + 131088u);
+  // Beyond 2^31 elements: 64-bit arithmetic throughout.
+  EXPECT_EQ(payload_bytes(spec_of("topk:0.5"), DType::f32, (size_t{1} << 32) + 2),
+            32u + 262160u + (size_t{1} << 33) + 16u + (size_t{1} << 32) + 16u);
   EXPECT_EQ(payload_bytes(spec_of("bf16"), DType::bf16, 10), 0u);
   const double ratio = 4.0e6 / static_cast<double>(payload_bytes(spec_of("int8"), DType::f32, 1000000));
   EXPECT_GT(ratio, 3.93);
@@ -202,6 +227,7 @@ TEST(PayloadBytes, OverflowIsZero) {
   EXPECT_EQ(payload_bytes(spec_of("bf16"), DType::f32, SIZE_MAX / 2 + 1), 0u);
   EXPECT_EQ(payload_bytes(spec_of("int8"), DType::f32, SIZE_MAX - 3), 0u);
   EXPECT_EQ(payload_bytes(spec_of("chunk-topk:32/32"), DType::f32, SIZE_MAX), 0u);
+  EXPECT_EQ(payload_bytes(spec_of("topk:1"), DType::f32, SIZE_MAX), 0u);
 }
 
 TEST(PayloadBytes, NeverShrinkWithCount) {
@@ -221,6 +247,7 @@ TEST(ShardAlignment, IsAGroupOrAChunk) {
   EXPECT_EQ(shard_alignment(spec_of("int8")), 256u);
   EXPECT_EQ(shard_alignment(spec_of("chunk-topk:1/32")), 256u);
   EXPECT_EQ(shard_alignment(spec_of("chunk-topk:13/32768")), 32768u);
+  EXPECT_EQ(shard_alignment(spec_of("topk:0.01")), 65536u);
 }
 
 TEST(Names, OfEverything) {

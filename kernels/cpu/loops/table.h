@@ -6,6 +6,7 @@
 #include "kernels/cpu/loops/mean.h"
 #include "kernels/cpu/loops/scaled.h"
 #include "kernels/cpu/loops/topk.h"
+#include "kernels/cpu/loops/vector_topk.h"
 
 namespace gradgate::kernels::cpu {
 namespace {
@@ -34,6 +35,8 @@ uint64_t encode_as(const EncodeJob& job, size_t begin, size_t end, std::byte* sc
   } else if constexpr (id == CodecId::chunk_topk) {
     return job.spec.value == DType::f32 ? encode_chunks<G, float, kFeedback>(job, begin, end, scratch)
                                         : encode_chunks<G, uint16_t, kFeedback>(job, begin, end, scratch);
+  } else if constexpr (id == CodecId::topk) {
+    return 0;  // chooses over the whole vector: kernels/cpu/topk.cc
   } else {
     static_assert(id == CodecId::none, "a codec without loops");
     return encode_none(job, begin, end);
@@ -52,6 +55,9 @@ void decode_as(const DecodeJob& job, size_t begin, size_t end) {
   } else if constexpr (id == CodecId::chunk_topk) {
     job.spec.value == DType::f32 ? decode_chunks<float, O, kAdd>(job, begin, end)
                                  : decode_chunks<uint16_t, O, kAdd>(job, begin, end);
+  } else if constexpr (id == CodecId::topk) {
+    job.spec.value == DType::f32 ? decode_vector_topk<float, O, kAdd>(job, begin, end)
+                                 : decode_vector_topk<uint16_t, O, kAdd>(job, begin, end);
   } else {
     static_assert(id == CodecId::none, "a codec without loops");
     switch (job.gradient) {
@@ -164,7 +170,7 @@ void store_sum_any(const float* sum, const SumJob& job, void* out, size_t count)
 
 }  // namespace
 
-const Loops GRADGATE_LOOPS_TABLE = {GRADGATE_LOOPS_NAME, encode_any,     greatest_any, decode_any, fold_any,
-                                    store_sum_any,       read_sum_bytes, copy_bytes,   axpy_floats};
+const Loops GRADGATE_LOOPS_TABLE = {GRADGATE_LOOPS_NAME, &kTopkLoops,    encode_any, greatest_any, decode_any, fold_any,
+                                    store_sum_any,       read_sum_bytes, copy_bytes, axpy_floats};
 
 }  // namespace gradgate::kernels::cpu

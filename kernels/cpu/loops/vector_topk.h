@@ -1,0 +1,423 @@
+// topk: the loops of kernels/cpu/topk.h.
+#pragma once
+
+#include "kernels/cpu/loops/topk.h"
+#include "kernels/cpu/topk.h"
+
+namespace gradgate::kernels::cpu {
+namespace {
+
+GRADGATE_INLINE int32_t topk_key_of(uint32_t value) {
+  return static_cast<int32_t>(codecs::topk_key(value & exact::kMagMask));
+}
+
+// What stays of x when it is sent as a V.
+template <class V>
+GRADGATE_INLINE float left_of(float x) {
+  V sent;
+  narrow(x, &sent);
+  return exact::sub(x, widen(sent));
+}
+// Candidates whose residual depends on whether they are sent: x is not finite nowhere else, and +0 leaves +0 either way
+// (also in a zero group, whose residual is not touched).
+GRADGATE_INLINE bool has_residual(uint32_t value) { return value != 0 && (value & exact::kMagMask) < exact::kInfBits; }
+
+// Bit j: value j of 64 has a key of at least t (0 < t < kTopkKeyEnd).
+GRADGATE_INLINE uint64_t keys_at_least_64(const uint32_t* value, int32_t t) {
+  return at_least_64(reinterpret_cast<const int32_t*>(value), 0x7fffffff, t);
+}
+
+size_t topk_count(const uint32_t* values, size_t n, int32_t t) noexcept {
+  if (t <= 0) return n;
+  if (t >= kTopkKeyEnd) return 0;
+  size_t count = 0, i = 0;
+  for (; n - i >= 64; i += 64) count += static_cast<size_t>(__builtin_popcountll(keys_at_least_64(values + i, t)));
+  for (; i < n; ++i) count += static_cast<size_t>(topk_key_of(values[i]) >= t);
+  return count;
+}
+
+// The c-th greatest key of n values.
+int32_t topk_nth(const uint32_t* values, size_t n, size_t c) {
+  int32_t low = 0, high = kTopkKeyEnd;  // at least c keys reach low, fewer reach high
+  while (high - low > 1) {
+    const int32_t middle = low + (high - low) / 2;
+    if (topk_count(values, n, middle) >= c) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+template <class G, bool kFeedback>
+size_t topk_sample_of(const TopkJob& job, size_t step, size_t line, uint32_t* values) {
+  const G* g = static_cast<const G*>(job.encode.source);
+  size_t n = 0;
+  for (size_t at = 0; at < job.count; at += step) {
+    const size_t length = least(line, job.count - at);
+    bool zero = true;
+    for (size_t i = at; i < at + length; ++i) {
+      const float v = widen(g[i]);
+      zero = zero && v == 0.0f;
+      float x = v;
+      if constexpr (kFeedback) x = exact::is_finite(v) ? exact::add(v, job.encode.residual[i]) : v;
+      values[n + i - at] = exact::bits(x);
+    }
+    // Most likely a zero group, which sends nothing.
+    if (kFeedback && zero && !job.encode.flush) {
+      for (size_t i = 0; i < length; ++i) values[n + i] = 0;
+    }
+    n += length;
+  }
+  return n;
+}
+
+// x of a block, without changing anything: 1024 elements, or what is left of the vector, padded with +0.
+template <class G, bool kFeedback>
+class TopkSource {
+ public:
+  TopkSource(const TopkJob& job, const TopkTask& task)
+      : job_(job), task_(task), g_(static_cast<const G*>(job.encode.source)), e_(job.encode.residual) {}
+
+  // Blocks are asked for in ascending order.
+  const float* load(size_t begin, size_t n) {
+    const G* g = g_ + begin;
+    prefetch_ahead(g, kTopkBlock * sizeof(G));
+    if constexpr (!kFeedback && sizeof(G) == sizeof(float)) {
+      if (n == kTopkBlock) return g;
+    }
+    const float* e = nullptr;
+    if constexpr (kFeedback) {
+      e = e_ + begin;
+      prefetch_ahead(e, kTopkBlock * sizeof(float));
+    }
+    size_t i = 0;
+    for (; n - i >= kGroupElements; i += kGroupElements) {
+      if (kFeedback && job_.again) {
+        kept_[i / kGroupElements] = carried(g + i, e + i, kGroupElements, task_.x + i);
+      } else {
+        const Group group =
+            form_group<G, kFeedback>(g + i, kFeedback ? e + i : nullptr, job_.encode.flush, task_.x + i);
+        kept_[i / kGroupElements] = group.kept;
+        max_[i / kGroupElements] = group.max;
+        if (group.x != task_.x + i) __builtin_memcpy(task_.x + i, group.x, kGroupElements * sizeof(float));
+      }
+    }
+    if (i < n) {
+      if (kFeedback && job_.again) {
+        kept_[i / kGroupElements] = carried(g + i, e + i, n - i, task_.x + i);
+      } else {
+        PaddedGroup<G> pad(g + i, kFeedback ? e + i : nullptr, n - i);
+        alignas(64) float room[kGroupElements];
+        const Group group = form_group<G, kFeedback>(pad.g, pad.e, job_.encode.flush, room);
+        kept_[i / kGroupElements] = group.kept;
+        max_[i / kGroupElements] = group.max;
+        __builtin_memcpy(task_.x + i, group.x, (n - i) * sizeof(float));
+      }
+      for (size_t j = n; j < kTopkBlock; ++j) task_.x[j] = 0.0f;
+    }
+    if (kFeedback && job_.again) {
+      // What was a candidate before had the residual of a sent element.
+      const size_t chunk = begin % kTopkChunk;
+      for (; at_ < chunk_end_ && task_.before.index[at_] < chunk + n; ++at_)
+        task_.x[task_.before.index[at_] - chunk] = exact::from_bits(task_.before.value[at_]);
+    }
+    return task_.x;
+  }
+  // The candidates of the first collection in the chunk that begins.
+  void begin_chunk(size_t candidates) { chunk_end_ = at_ + candidates; }
+
+  // e becomes x of the block loaded last, where x is finite.
+  void carry(size_t begin, size_t n) {
+    float* e = e_ + begin;
+    for (size_t i = 0; i < n; i += kGroupElements) {
+      Group group;
+      group.x = task_.x + i;
+      group.max = job_.again ? kInf : max_[i / kGroupElements];  // a second time: e stays where x is not finite
+      group.kept = kept_[i / kGroupElements];
+      carry_group(group, e + i, least(n - i, kGroupElements));
+    }
+  }
+
+ private:
+  // x where e is x already: all of it but zero groups and what is not finite, which is among the candidates.
+  bool carried(const G* g, const float* e, size_t n, float* x) const {
+    bool zero = !job_.encode.flush;
+    for (size_t i = 0; i < n; ++i) {
+      zero = zero && widen(g[i]) == 0.0f;
+      x[i] = e[i];
+    }
+    if (zero) {
+      for (size_t i = 0; i < n; ++i) x[i] = 0.0f;
+    }
+    return zero;
+  }
+
+  const TopkJob& job_;
+  const TopkTask& task_;
+  const G* g_;
+  float* e_;
+  size_t at_ = 0, chunk_end_ = 0;
+  bool kept_[kTopkBlock / kGroupElements] = {};
+  int32_t max_[kTopkBlock / kGroupElements] = {};
+};
+
+// Keeps the job.entries best candidates; what comes later must be better than the last of them.
+template <class V, bool kFeedback>
+__attribute__((noinline)) void keep_best(const TopkJob& job, TopkTask* task, size_t chunk) {
+  const int32_t last = topk_nth(task->found.value, task->count, job.entries);
+  size_t ties = job.entries - topk_count(task->found.value, task->count, last + 1);
+  uint32_t* counts = job.candidates;
+  size_t from = 0, to = 0;
+  for (size_t c = task->begin / kTopkChunk; c <= chunk; ++c) {
+    const size_t start = to;
+    for (size_t j = counts[c]; j > 0; --j, ++from) {
+      const uint32_t v = task->found.value[from];
+      const uint16_t place = task->found.index[from];
+      const int32_t key = topk_key_of(v);
+      const bool tie = key == last && ties > 0;
+      ties -= static_cast<size_t>(tie);
+      if (key > last || tie) {
+        task->found.value[to] = v;
+        task->found.index[to++] = place;
+      } else if (kFeedback && has_residual(v)) {
+        job.encode.residual[c * kTopkChunk + place] = exact::from_bits(v);
+      }
+    }
+    counts[c] = static_cast<uint32_t>(to - start);
+  }
+  task->count = to;
+  task->threshold = last + 1;
+}
+
+// The key of the job.entries-th greatest of the elements from `begin` to the end of the task, by a histogram of each
+// third of the bits: whatever the values are, three passes find it. 0 where there are not so many.
+template <class G, bool kFeedback>
+__attribute__((noinline)) int32_t greatest_of_rest(const TopkJob& job, const TopkTask& task,
+                                                   const TopkSource<G, kFeedback>& from, size_t begin) {
+  if (task.end - begin < job.entries) return 0;
+  uint32_t known = 0;  // the bits found so far
+  size_t wanted = job.entries;
+  for (const unsigned shift : {20u, 9u, 0u}) {
+    const unsigned width = shift == 20 ? 11 : shift == 9 ? 11 : 9;
+    size_t bins[2048] = {};
+    TopkSource<G, kFeedback> source = from;
+    for (size_t b = begin; b < task.end; b += kTopkBlock) {
+      if (b > begin && b % kTopkChunk == 0 && job.again) source.begin_chunk(job.candidates[b / kTopkChunk]);
+      const size_t n = least(kTopkBlock, task.end - b);
+      const float* x = source.load(b, n);
+      for (size_t i = 0; i < n; ++i) {
+        const uint32_t key = static_cast<uint32_t>(topk_key_of(exact::bits(x[i])));
+        if (key >> (shift + width) == known) ++bins[key >> shift & ((1u << width) - 1)];
+      }
+    }
+    uint32_t bin = (1u << width) - 1;
+    for (; bins[bin] < wanted; --bin) wanted -= bins[bin];
+    known = known << width | bin;
+  }
+  return static_cast<int32_t>(known);
+}
+
+// Appends the elements of a block that reach the threshold; returns how many.
+GRADGATE_INLINE size_t append_hits(const float* x, size_t n, size_t place, TopkTask* task) {
+  const int32_t t = task->threshold;
+  uint64_t word[kTopkBlock / 64 + 1];
+  size_t start[kTopkBlock / 64 + 1], words = 0, hits = 0;
+  for (size_t i = 0; i < n; i += 64) {
+    uint64_t w = at_least_64(reinterpret_cast<const int32_t*>(x + i), 0x7fffffff, t);
+    if (n - i < 64) w &= (uint64_t{1} << (n - i)) - 1;
+    word[words] = w;
+    start[words] = i;
+    words += static_cast<size_t>(w != 0);
+    hits += static_cast<size_t>(__builtin_popcountll(w));
+  }
+  if (hits == 0) return 0;
+  word[words] = 1;
+  uint32_t* value = task->found.value + task->count;
+  uint16_t* index = task->found.index + task->count;
+  uint64_t w = word[0], non_finite = 0;
+  size_t at = 0;
+  for (size_t j = 0; j < hits; ++j) {
+    const size_t i = start[at] + static_cast<size_t>(__builtin_ctzll(w));
+    const uint32_t v = exact::bits(x[i]);
+    value[j] = v;
+    index[j] = static_cast<uint16_t>(place + i);
+    non_finite += static_cast<uint64_t>((v & exact::kMagMask) >= exact::kInfBits);
+    w &= w - 1;
+    const uint64_t following = word[at + 1];
+    at += static_cast<size_t>(w == 0);
+    w = w == 0 ? following : w;
+  }
+  // What is not finite reaches any threshold up to Inf.
+  task->non_finite += t <= kInf ? non_finite : 0;
+  task->count += hits;
+  return hits;
+}
+
+template <class G, class V, bool kFeedback>
+void topk_collect_as(const TopkJob& job, TopkTask* task) {
+  constexpr unsigned kFillsBeforeHistogram = 3;
+  uint32_t* counts = job.candidates;
+  TopkSource<G, kFeedback> source(job, *task);
+  for (size_t begin = task->begin; begin < task->end; begin += kTopkBlock) {
+    const size_t chunk = begin / kTopkChunk, n = least(kTopkBlock, task->end - begin);
+    if (begin % kTopkChunk == 0) {
+      if (job.again) source.begin_chunk(counts[chunk]);
+      counts[chunk] = 0;
+    }
+    if (task->count + kTopkBlock > job.capacity) {
+      keep_best<V, kFeedback>(job, task, chunk);
+      if (++task->fills == kFillsBeforeHistogram) {
+        const int32_t rest = greatest_of_rest<G, kFeedback>(job, *task, source, begin);
+        task->threshold = greater(task->threshold, rest);
+      }
+    }
+    const float* x = source.load(begin, n);
+    if constexpr (kFeedback) source.carry(begin, n);
+    if (task->threshold > kInf) {
+      for (size_t i = 0; i < n; ++i) task->non_finite += static_cast<uint64_t>(!exact::is_finite(x[i]));
+      if (task->threshold >= kTopkKeyEnd) continue;
+    }
+    const size_t first = task->count, hits = append_hits(x, n, begin % kTopkChunk, task);
+    counts[chunk] += static_cast<uint32_t>(hits);
+    if constexpr (kFeedback) {
+      float* e = job.encode.residual + chunk * kTopkChunk;
+      for (size_t j = first; j < first + hits; ++j) {
+        const uint32_t v = task->found.value[j];
+        if (has_residual(v)) e[task->found.index[j]] = left_of<V>(exact::from_bits(v));
+      }
+    }
+  }
+}
+
+size_t topk_choose(const TopkJob& job, const TopkTask& task, size_t* ties) noexcept {
+  uint32_t* counts = reinterpret_cast<uint32_t*>(job.encode.first);
+  const uint32_t* value = task.found.value;
+  size_t entries = 0;
+  for (size_t c = task.begin / kTopkChunk; c * kTopkChunk < task.end; ++c) {
+    const size_t n = job.candidates[c], above = topk_count(value, n, job.last_key + 1);
+    const size_t equal = least(topk_count(value, n, job.last_key) - above, *ties);
+    *ties -= equal;
+    counts[c] = static_cast<uint32_t>(above + equal);
+    entries += above + equal;
+    value += n;
+  }
+  return entries;
+}
+
+template <class V, bool kFeedback>
+void topk_pack_as(const TopkJob& job, const TopkTask& task) {
+  V* value = reinterpret_cast<V*>(job.encode.second) + task.first_entry;
+  uint16_t* index = reinterpret_cast<uint16_t*>(job.encode.third) + task.first_entry;
+  const uint32_t* v = task.found.value;
+  const uint16_t* place = task.found.index;
+  const int32_t last = job.last_key;
+  size_t ties = task.ties;
+  for (size_t c = task.begin / kTopkChunk; c * kTopkChunk < task.end; ++c) {
+    float* e = kFeedback ? job.encode.residual + c * kTopkChunk : nullptr;
+    for (size_t j = job.candidates[c]; j > 0; --j, ++v, ++place) {
+      const int32_t key = topk_key_of(*v);
+      const bool tie = key == last && ties > 0;
+      ties -= static_cast<size_t>(tie);
+      if (key > last || tie) {
+        narrow(exact::from_bits(*v), value++);
+        *index++ = *place;
+      } else if (kFeedback && has_residual(*v)) {
+        e[*place] = exact::from_bits(*v);
+      }
+    }
+  }
+}
+
+size_t topk_gather(const uint32_t* values, size_t n, int32_t low, int32_t high, uint32_t* out) noexcept {
+  size_t found = 0, i = 0;
+  for (; n - i >= 64; i += 64) {
+    uint64_t w = low > 0 ? keys_at_least_64(values + i, low) : ~uint64_t{0};
+    if (high < kTopkKeyEnd) w &= ~keys_at_least_64(values + i, high);
+    for (; w != 0; w &= w - 1) out[found++] = values[i + static_cast<size_t>(__builtin_ctzll(w))];
+  }
+  for (; i < n; ++i) {
+    const int32_t key = topk_key_of(values[i]);
+    if (key >= low && key < high) out[found++] = values[i];
+  }
+  return found;
+}
+
+template <class F>
+void with_gradient(const TopkJob& job, const F& f) {
+  switch (job.encode.dtype) {
+    case DType::f32:
+      return f(float{});
+    case DType::bf16:
+      return f(uint16_t{});
+    default:
+      return f(F16{});
+  }
+}
+
+size_t topk_sample(const TopkJob& job, size_t step, size_t line, uint32_t* values) noexcept {
+  size_t n = 0;
+  with_gradient(job, [&](auto g) {
+    n = job.encode.residual != nullptr ? topk_sample_of<decltype(g), true>(job, step, line, values)
+                                       : topk_sample_of<decltype(g), false>(job, step, line, values);
+  });
+  return n;
+}
+
+template <class G>
+void topk_collect_from(const TopkJob& job, TopkTask* task) {
+  if (job.encode.residual == nullptr) return topk_collect_as<G, float, false>(job, task);
+  if (job.encode.spec.value == DType::f32) return topk_collect_as<G, float, true>(job, task);
+  return topk_collect_as<G, uint16_t, true>(job, task);
+}
+
+void topk_collect(const TopkJob& job, TopkTask* task) noexcept {
+  with_gradient(job, [&](auto g) { topk_collect_from<decltype(g)>(job, task); });
+}
+
+void topk_pack(const TopkJob& job, const TopkTask& task) noexcept {
+  if (job.encode.residual != nullptr) {
+    return job.encode.spec.value == DType::f32 ? topk_pack_as<float, true>(job, task)
+                                               : topk_pack_as<uint16_t, true>(job, task);
+  }
+  return job.encode.spec.value == DType::f32 ? topk_pack_as<float, false>(job, task)
+                                             : topk_pack_as<uint16_t, false>(job, task);
+}
+
+constexpr TopkLoops kTopkLoops = {topk_sample, topk_count, topk_gather, topk_collect, topk_choose, topk_pack};
+
+// Decoding: entries of the elements begin … end-1, found by a cursor.
+template <class V, class O, bool kAdd>
+void decode_vector_topk(const DecodeJob& job, size_t begin, size_t end) {
+  const uint32_t* counts = reinterpret_cast<const uint32_t*>(job.first);
+  const V* value = reinterpret_cast<const V*>(job.second);
+  const uint16_t* index = reinterpret_cast<const uint16_t*>(job.third);
+  TopkCursor own;
+  TopkCursor* at = job.cursor;
+  if (at == nullptr) {  // begin is a multiple of the chunk
+    own = topk_cursor(job.first, begin);
+    at = &own;
+  }
+  constexpr size_t kPart = 1024;
+  Sink<O, kPart> sink(static_cast<O*>(job.out) + (begin - job.origin), !kAdd && job.stream);
+  while (begin < end) {
+    const size_t place = begin % kTopkChunk, n = least(kPart, end - begin);
+    if (place == 0) at->chunk_end = at->entry + counts[begin / kTopkChunk];
+    O* part = sink.place();
+    if constexpr (!kAdd) __builtin_memset(static_cast<void*>(part), 0, n * sizeof(O));
+    size_t j = at->entry;
+    for (; j < at->chunk_end && index[j] < place + n; ++j) {
+      O* out = part + (index[j] - place);
+      const float v = exact::mul(widen(value[j]), job.scale);
+      narrow(kAdd ? exact::add(widen(*out), v) : v, out);
+    }
+    at->entry = j;
+    sink.advance(n);
+    begin += n;
+  }
+  sink.finish();
+}
+
+}  // namespace
+}  // namespace gradgate::kernels::cpu
