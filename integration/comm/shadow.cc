@@ -73,6 +73,7 @@ Status shadow_two_shot(Communicator& clock, const ExchangeArgs& args, const Shad
     const bool fits = shard.count == own.count && peer != shape.rank;
     new (&views[peer]) ConstBytes(fits ? payload(slot(peer), shard) : payload(buffers.stand_in, own));
     if (peer == shape.rank) continue;
+    seed.first = shard.first;
     GRADGATE_TRY(encode(spec, {.gradient = part(shard),
                                .residual = feedback ? residual + shard.first : nullptr,
                                .payload = payload(slot(peer), shard),
@@ -81,6 +82,7 @@ Status shadow_two_shot(Communicator& clock, const ExchangeArgs& args, const Shad
                                .executor = args.executor}));
   }
   seed.stream = static_cast<uint32_t>(shape.ranks + shape.rank);
+  seed.first = own.first;
   GRADGATE_TRY(reduce_encode(spec, {.payloads = {views, static_cast<size_t>(shape.ranks)},
                                     .self = static_cast<size_t>(shape.rank),
                                     .gradient = part(own),
