@@ -180,11 +180,11 @@ def test_unused_parameters_get_nothing(pool):
             assert a == 1.0 and abs(b - 0.5) < 0.005 and c is None
 
 
-def uneven(mode, codecs):
+def uneven(mode, codecs, by_initial_size=True):
     ddp = wrap(Linear(600))
     state = gate(ddp, mode=mode, codecs=codecs)
     rank, seen = dist.get_rank(), []
-    with Join([ddp]):
+    with Join([ddp], divide_by_initial_world_size=by_initial_size):
         for _ in range(1 if rank == 0 else 3):
             seen.append(backward(ddp, torch.full((600,), 2.0 * (rank + 1))).unique().tolist())
     return seen, state.steps
@@ -196,6 +196,11 @@ def test_join_with_uneven_inputs(pool, mode, codecs):
     assert short == [[3.0]] and short_steps == long_steps == 3
     if codecs != [TOPK]:
         assert long == [[3.0], [2.0], [2.0]]
+
+
+def test_join_divides_by_all_ranks_whatever_it_is_told(pool):
+    _, (long, _) = pool.run(2, uneven, "on", ["int8"], False)
+    assert long == [[3.0], [2.0], [2.0]]
 
 
 class Mixed(nn.Module):
