@@ -15,7 +15,7 @@ struct Codec<CodecId::topk> {
   static constexpr bool kFeedback = true, kDefaultFeedback = true;
   static constexpr int kFidelity = 65;
   static constexpr Exchange kExchange = Exchange::all_gather;
-  static constexpr unsigned kTravels = by(Exchange::all_gather);
+  static constexpr unsigned kTravels = by(Exchange::all_gather) | by(Exchange::hierarchical);
 
   static bool parse(std::string_view parameters, CodecSpec* spec, Message* why) noexcept;
   static void format(const CodecSpec& spec, Message* text) noexcept;

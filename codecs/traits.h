@@ -18,7 +18,8 @@ constexpr unsigned by(Exchange exchange) noexcept {
   return static_cast<unsigned>(exchange) < 32 ? 1u << static_cast<unsigned>(exchange) : 0;
 }
 /// Codecs whose vectors can be cut into shards.
-inline constexpr unsigned kByShards = by(Exchange::two_shot) | by(Exchange::all_gather);
+inline constexpr unsigned kByShards = by(Exchange::two_shot) | by(Exchange::all_gather) |
+                                      by(Exchange::hierarchical);
 
 /// The spec's part of a header.
 struct WireSpec {

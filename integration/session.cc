@@ -86,6 +86,11 @@ Status SessionImpl::start(Message* why) {
     return StatusCode::invalid_argument;
   }
   for (const Candidate& candidate : listed) {
+    if (candidate.exchange == Exchange::hierarchical) {
+      why->format("codecs: %s: a session reduces over one link; hierarchical is for run_exchange() with NodeTiers",
+                  format_candidate(candidate).text);
+      return StatusCode::invalid_argument;
+    }
     if (codec_travels_by(candidate.codec, candidate.exchange)) continue;
     why->format("codecs: %s does not travel by %s", format_codec(candidate.codec).text,
                 exchange_name(candidate.exchange));

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string_view>
 
 #include "gradgate/codec.h"
@@ -16,6 +17,8 @@ namespace gradgate {
 struct Candidate {
   CodecSpec codec;
   Exchange exchange = Exchange::all_reduce;
+  Exchange between =
+      Exchange::all_reduce;  ///< hierarchical: what runs between nodes; all_reduce for every other exchange
 
   friend bool operator==(const Candidate&, const Candidate&) = default;
 };
@@ -23,8 +26,9 @@ struct Candidate {
 constexpr Candidate dense_candidate() noexcept { return {}; }
 /// A codec over the exchange that it uses unless told otherwise (CodecInfo::exchange).
 GRADGATE_API Candidate default_candidate(const CodecSpec& codec) noexcept;
-/// Parses `codec[@exchange]`, e.g. "int8", "chunk-topk:8/1024@all_gather". On failure `why` (optional) names the part,
-/// its value and what is accepted.
+/// Parses `codec[@exchange]`, e.g. "int8", "chunk-topk:8/1024@all_gather", "int8@hierarchical" (the codec's own
+/// exchange between nodes), "int8@hierarchical/all_gather". On failure `why` (optional) names the part, its value and
+/// what is accepted.
 GRADGATE_API Status parse_candidate(std::string_view text, Candidate* candidate, Message* why) noexcept;
 /// Canonical text of a candidate; the exchange is named only where it is not the codec's default.
 GRADGATE_API Message format_candidate(const Candidate& candidate) noexcept;
@@ -42,7 +46,8 @@ struct ExchangeShape {
   size_t count = 0;  ///< elements of the bucket, any n ≥ 0
   DType dtype = DType::f32;
   int rank = 0, ranks = 1;
-  unsigned width = 1;  ///< executor threads
+  unsigned width = 1;      ///< executor threads
+  int ranks_per_node = 0;  ///< hierarchical: consecutive ranks share a node; must divide ranks
 };
 
 struct ExchangeArgs {
@@ -54,9 +59,13 @@ struct ExchangeArgs {
   Bytes workspace;  ///< at least exchange_workspace_bytes(shape), any alignment
   Seed seed;        ///< key, tensor and step; stream and first are set by the exchange
   Executor executor;
-  bool divide = false;  ///< all_reduce: scale by division by N instead of multiplication with 1/N
+  bool divide = false;            ///< all_reduce: scale by division by N instead of multiplication with 1/N
   uint32_t* threshold = nullptr;  ///< topk: as in EncodeArgs, one per vector
 };
+
+/// Whose collective it is: of all ranks, of the ranks of this node, or of the ranks that have this rank's place in
+/// their nodes.
+enum class Tier : uint8_t { all, node, between };
 
 /// One collective the driver must perform. kind == none: the exchange is complete.
 struct CollectiveCall {
@@ -65,6 +74,7 @@ struct CollectiveCall {
   void* recv = nullptr;
   size_t count = 0;  ///< as in Communicator: per block, or of the vector for all_reduce
   DType dtype = DType::u8;
+  Tier tier = Tier::all;
 };
 
 /// Bytes of workspace; 0 is possible. Exact and a pure function of the shape.
@@ -100,9 +110,13 @@ class GRADGATE_API ExchangeMachine {
   const char* last_error() const noexcept { return error_.text; }
 
  private:
-  enum class Phase : uint8_t { idle, ready, stage1, stage2, done };
+  enum class Phase : uint8_t { idle, ready, stage1, stage2, stage3, done };
+  Status start(const ExchangeArgs& args, int divisor) noexcept;
   Status begin_all_reduce() noexcept;
   Status next_all_reduce(CollectiveCall* call) noexcept;
+  void begin_hierarchical() noexcept;
+  void begin_between_nodes() noexcept;
+  Status next_hierarchical(CollectiveCall* call) noexcept;
   void begin_all_gather() noexcept;
   Status next_all_gather(CollectiveCall* call) noexcept;
   void begin_two_shot() noexcept;
@@ -114,6 +128,7 @@ class GRADGATE_API ExchangeMachine {
   void blame(Status status, const char* text) noexcept;
 
   ExchangeArgs args_;
+  int divisor_ = 1;  ///< the average is the sum divided by it: ranks, or those of all nodes
   Phase phase_ = Phase::idle;
   Status failed_;  ///< first failure seen by this rank
   uint64_t non_finite_ = 0;
@@ -134,11 +149,25 @@ struct CodecRates {
   double encode_bytes_per_s = 0, decode_bytes_per_s = 0;
 };
 
+/// The two communicators of a hierarchical exchange, split off one.
+struct NodeTiers {
+  std::unique_ptr<Communicator> node, between;
+};
+/// Collective. Consecutive ranks form nodes of ranks_per_node. invalid_argument, with both numbers in `why`, where the
+/// nodes would not be equal.
+GRADGATE_API Status split_nodes(Communicator& comm, int ranks_per_node, double timeout_s, NodeTiers* tiers,
+                                Message* why) noexcept;
+/// Ranks on this machine as the launcher says: OMPI_COMM_WORLD_LOCAL_SIZE, LOCAL_WORLD_SIZE (torchrun),
+/// MPI_LOCALNRANKS, SLURM_NTASKS_PER_NODE, the first that is a number; 0 where none is.
+GRADGATE_API int launcher_ranks_per_node() noexcept;
+
 /// Drives a machine over a communicator: the C++ issuer. Any failure names the operation in `why` (optional, as is
-/// `times`). Every collective may wait timeout_s for its peers. encode_s is begin() and, for two_shot, the owner's sum;
-/// decode_s is what follows the last collective. An all_reduce is transfer as a whole, its scaling included.
+/// `times`). Every collective may wait timeout_s for its peers. A hierarchical exchange needs `tiers`. encode_s is
+/// begin() and, for two_shot, the owner's sum; decode_s is what follows the last collective. An all_reduce is transfer
+/// as a whole, its scaling included.
 GRADGATE_API Status run_exchange(Communicator& comm, const ExchangeArgs& args, double timeout_s,
-                                 const CodecRates& rates, ExchangeTimes* times, Message* why) noexcept;
+                                 const CodecRates& rates, ExchangeTimes* times, Message* why,
+                                 const NodeTiers* tiers = nullptr) noexcept;
 
 /// Times the codec work of one exchange without any communication and without changing gradient or residual: this
 /// rank's payloads stand in for its peers'. `scratch` holds exchange_shadow_bytes(shape) bytes, any alignment. Both

@@ -61,6 +61,13 @@ int run(Arguments& arguments, const Context& context, const OptionSet& options) 
 
   const std::unique_ptr<Ranks> ranks = Ranks::open("-t/--ranks", arguments.ranks);
   arguments.output.silent = !ranks->prints();
+  for (const NamedCodec& codec : codecs.codecs) {
+    if (codec.exchange != Exchange::hierarchical) continue;
+    int& nodes_of = arguments.setup.ranks_per_node;
+    if (nodes_of == 0) nodes_of = launcher_ranks_per_node();
+    if (nodes_of == 0) throw UsageError("--ranks-per-node: " + codec.text + " needs it, and no launcher says it (OMPI_COMM_WORLD_LOCAL_SIZE, LOCAL_WORLD_SIZE, MPI_LOCALNRANKS, SLURM_NTASKS_PER_NODE)");
+    if (ranks->size() % nodes_of != 0) throw UsageError("--ranks-per-node: " + std::to_string(ranks->size()) + " ranks are not equal nodes of " + std::to_string(nodes_of) + " ranks");
+  }
   AllReduceReport report(ranks->size(), setup.dtype);
   const std::string where = ranks->description(setup.shaping);
   arguments.output.print(report.header(machine_text() + "\n" + where));
@@ -124,6 +131,8 @@ void add_allreduce(CLI::App& program, Context& context) {
   options.add("-d,--datatype", "float", "TYPE", "float, bfloat16 or half",
               [arguments](const std::string& option, const std::string& text) { arguments->setup.dtype = parse_dtype(option, text); });
   options.add("-t,--ranks", "", "N", "ranks, as threads of this process, 1 ... 1024 [4]; under mpirun its processes are the ranks", count_into(&arguments->ranks, 1, 1024));
+  options.add("--ranks-per-node", "", "N", "ranks of a node, for codecs @hierarchical; --link is then between nodes [what the launcher says]",
+              count_into(&setup.ranks_per_node, 1, 1024));
   options.add("--link", "", "LINK", "emulate a link between ranks: " + link_grammar() + "; or the file of a profile (profile.json)",
               [arguments](const std::string& option, const std::string& text) { arguments->setup.shaping.link = parse_link_or_profile(option, text); });
   options.flag("--virtual", "with --link: model time instead of waiting; results do not depend on the machine", &setup.shaping.virtual_clock);

@@ -24,7 +24,7 @@ struct Rank {
   AllReduceCheck check;           ///< where the ranks are processes: of all of them
 };
 
-void run_rank(const AllReduceSetup& setup, Communicator& comm, Rank* rank) {
+void run_rank(const AllReduceSetup& setup, Communicator& comm, const NodeTiers* tiers, Rank* rank) {
   const ExchangeShape& shape = rank->shape;
   const Vec gradient{rank->gradient.data(), shape.count, shape.dtype};
   for (uint64_t i = 0; i < setup.warmup + setup.iterations; ++i) {
@@ -42,7 +42,7 @@ void run_rank(const AllReduceSetup& setup, Communicator& comm, Rank* rank) {
     ExchangeTimes parts;
     Message why;
     const double start = comm.now();
-    const Status status = run_exchange(comm, args, setup.timeout_s, setup.rates, &parts, &why);
+    const Status status = run_exchange(comm, args, setup.timeout_s, setup.rates, &parts, &why, tiers);
     const double total_s = comm.now() - start;
     if (!status.ok()) throw RunError("rank " + std::to_string(shape.rank) + ": " + status.message() + ": " + why.text);
     if (i >= setup.warmup)
@@ -71,7 +71,8 @@ AllReduceCase run_all_reduce(Ranks& ranks, const AllReduceSetup& setup, const Na
                   .dtype = setup.dtype,
                   .rank = ranks.first_local() + static_cast<int>(i),
                   .ranks = ranks.size(),
-                  .width = 1};
+                  .width = 1,
+                  .ranks_per_node = codec.exchange == Exchange::hierarchical ? setup.ranks_per_node : 0};
     rank.gradient = Buffer(count * dtype_bytes(setup.dtype));
     rank.residual = Buffer(codec.spec.feedback ? count * sizeof(float) : 0);
     rank.workspace = Buffer(exchange_workspace_bytes(rank.shape));
@@ -81,7 +82,17 @@ AllReduceCase run_all_reduce(Ranks& ranks, const AllReduceSetup& setup, const Na
   try {
     ranks.run(setup.shaping, [&](Communicator& comm, Communicator& plain) {
       Rank& rank = local[static_cast<size_t>(comm.rank() - ranks.first_local())];
-      run_rank(setup, comm, &rank);
+      NodeTiers tiers;
+      if (codec.exchange == Exchange::hierarchical) {
+        // The link is between nodes: within one, ranks are as fast as they are.
+        NodeTiers fast;
+        Message why;
+        Status status = split_nodes(comm, setup.ranks_per_node, setup.timeout_s, &tiers, &why);
+        if (status.ok() && &comm != &plain) status = split_nodes(plain, setup.ranks_per_node, setup.timeout_s, &fast, &why);
+        if (!status.ok()) throw RunError("rank " + std::to_string(comm.rank()) + ": " + status.message() + ": " + why.text);
+        if (fast.node != nullptr) tiers.node = std::move(fast.node);
+      }
+      run_rank(setup, comm, &tiers, &rank);
       require(plain.all_gather(rank.times.data(), rank.all_times.data(), rank.times.size(), DType::f64, {},
                                Deadline::after(setup.timeout_s)),
               plain, "gathering times");

@@ -15,6 +15,7 @@ struct AllReduceSetup {
   Shaping shaping;
   CodecRates rates;  ///< charged on a virtual clock
   uint64_t iterations = 10, warmup = 2;
+  int ranks_per_node = 0;  ///< of hierarchical exchanges
   double timeout_s = 60;
 };
 

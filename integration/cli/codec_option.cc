@@ -28,7 +28,7 @@ NamedCodec parse_one_codec(const std::string& option, const std::string& text) {
   Candidate candidate;
   Message why;
   if (!parse_candidate(text, &candidate, &why).ok()) throw UsageError(option + ": '" + text + "': " + why.text);
-  return {candidate.codec, format_candidate(candidate).text, candidate.exchange};
+  return {candidate.codec, format_candidate(candidate).text, candidate.exchange, candidate.between};
 }
 
 CodecList parse_codecs(const std::string& option, const std::string& text) {

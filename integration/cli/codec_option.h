@@ -12,8 +12,9 @@ struct NamedCodec {
   CodecSpec spec;
   std::string text;  ///< canonical
   Exchange exchange = Exchange::two_shot;
+  Exchange between = Exchange::all_reduce;
 
-  Candidate candidate() const { return {spec, exchange}; }
+  Candidate candidate() const { return {spec, exchange, between}; }
 };
 
 /// The value of an option that takes codecs.

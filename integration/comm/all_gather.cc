@@ -52,7 +52,7 @@ Status ExchangeMachine::next_all_gather(CollectiveCall* call) noexcept {
   const Status status = decode_sum(shape.candidate.codec, {.payloads = {views, static_cast<size_t>(shape.ranks)},
                                                            .gradient = shape.dtype,
                                                            .out = args_.gradient,
-                                                           .scale = static_cast<float>(1.0 / shape.ranks),
+                                                           .scale = static_cast<float>(1.0 / divisor_),
                                                            .workspace = buffers.codec,
                                                            .executor = args_.executor});
   if (!status.ok()) {

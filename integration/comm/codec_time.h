@@ -7,7 +7,10 @@ namespace gradgate::comm {
 
 /// Whether an exchange of this shape encodes anything.
 inline bool has_codec_work(const ExchangeShape& shape) noexcept {
-  return shape.candidate.exchange != Exchange::all_reduce && shape.ranks > 1 && shape.count != 0;
+  const bool two_tiers = shape.candidate.exchange == Exchange::hierarchical;
+  const Exchange carrier = two_tiers ? shape.candidate.between : shape.candidate.exchange;
+  return carrier != Exchange::all_reduce && shape.count != 0 &&
+         shape.ranks > (two_tiers && shape.ranks_per_node > 0 ? shape.ranks_per_node : 1);
 }
 
 /// What a virtual clock is charged for encoding or decoding one gradient.

@@ -32,7 +32,7 @@ Status perform(Communicator& comm, const CollectiveCall& call, Deadline deadline
 }  // namespace
 
 Status run_exchange(Communicator& comm, const ExchangeArgs& args, double timeout_s, const CodecRates& rates,
-                    ExchangeTimes* times, Message* why) noexcept {
+                    ExchangeTimes* times, Message* why, const NodeTiers* tiers) noexcept {
   const ExchangeShape& shape = args.shape;
   const char* name = exchange_name(shape.candidate.exchange);
   const auto explain = [&](const char* operation, const char* text) {
@@ -48,6 +48,16 @@ Status run_exchange(Communicator& comm, const ExchangeArgs& args, double timeout
     explain("", text.text);
     return StatusCode::invalid_argument;
   }
+  const bool two_tiers = shape.candidate.exchange == Exchange::hierarchical;
+  if (two_tiers &&
+      (tiers == nullptr || tiers->node == nullptr || tiers->between == nullptr ||
+       tiers->node->size() != shape.ranks_per_node || tiers->between->size() * tiers->node->size() != shape.ranks)) {
+    explain("", "its two communicators are missing, or have other sizes than the shape says");
+    return StatusCode::invalid_argument;
+  }
+  const auto of = [&](Tier tier) -> Communicator& {
+    return tier == Tier::node ? *tiers->node : tier == Tier::between ? *tiers->between : comm;
+  };
   const bool coded = has_codec_work(shape);
   Lap lap(comm);
   ExchangeMachine machine;
@@ -71,10 +81,10 @@ Status run_exchange(Communicator& comm, const ExchangeArgs& args, double timeout
     if (complete) charge(comm, shape, rates.decode_bytes_per_s);
     lap.add_to(!coded ? &spent.transfer_s : complete ? &spent.decode_s : &spent.encode_s);
     if (complete) break;
-    status = perform(comm, call, deadline_after(timeout_s));
+    status = perform(of(call.tier), call, deadline_after(timeout_s));
     lap.add_to(&spent.transfer_s);
     if (!status.ok()) {
-      explain(collective_name(call.kind), comm.last_error());
+      explain(collective_name(call.kind), of(call.tier).last_error());
       return status;
     }
   }

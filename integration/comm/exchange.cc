@@ -4,6 +4,7 @@
 
 #include "integration/comm/all_gather_layout.h"
 #include "integration/comm/dense_scale.h"
+#include "integration/comm/hierarchical_layout.h"
 #include "integration/comm/two_shot_layout.h"
 
 namespace gradgate {
@@ -26,10 +27,29 @@ Status check_shape(const ExchangeShape& shape, Message* why) noexcept {
                 dtype_name(shape.dtype));
     return StatusCode::unsupported;
   }
-  const bool known = shape.candidate.exchange == Exchange::two_shot || shape.candidate.exchange == Exchange::all_gather;
-  if (!known) {
-    why->format("the exchange %s is not offered", exchange_name(shape.candidate.exchange));
+  const Exchange exchange = shape.candidate.exchange;
+  if (exchange != Exchange::two_shot && exchange != Exchange::all_gather && exchange != Exchange::hierarchical) {
+    why->format("the exchange %s is not offered", exchange_name(exchange));
     return StatusCode::unsupported;
+  }
+  if (exchange == Exchange::hierarchical) {
+    if (shape.ranks_per_node < 1 || shape.ranks % shape.ranks_per_node != 0) {
+      why->format("%d ranks are not equal nodes of %d ranks", shape.ranks, shape.ranks_per_node);
+      return StatusCode::invalid_argument;
+    }
+    if (!widens_to_f32(shape.dtype)) {
+      why->format("hierarchical takes no %s gradients", dtype_name(shape.dtype));
+      return StatusCode::unsupported;
+    }
+    if (shape.candidate.between == Exchange::hierarchical) {
+      why->format("hierarchical has two tiers, not more");
+      return StatusCode::unsupported;
+    }
+    if (comm::HierarchicalBuffers(shape, nullptr).bytes == 0) {
+      why->format("%s cannot encode %zu elements", format_codec(codec).text, shape.count);
+      return StatusCode::invalid_argument;
+    }
+    return check_shape(comm::NodeShard(shape).between(), why);
   }
   if (!codec_travels_by(codec, shape.candidate.exchange)) {
     why->format("%s does not travel by %s", format_codec(codec).text, exchange_name(shape.candidate.exchange));
@@ -52,7 +72,9 @@ Status check_shape(const ExchangeShape& shape, Message* why) noexcept {
 Status check_feedback(const ExchangeArgs& args, Message* why) noexcept {
   const ExchangeShape& shape = args.shape;
   if (args.feedback == Feedback::none) return {};
-  const bool dense = shape.candidate.exchange == Exchange::all_reduce;
+  const Exchange carrier =
+      shape.candidate.exchange == Exchange::hierarchical ? shape.candidate.between : shape.candidate.exchange;
+  const bool dense = carrier == Exchange::all_reduce && shape.candidate.codec.id == CodecId::none;
   const bool allowed = args.feedback == Feedback::flush ? dense : !dense && shape.candidate.codec.id != CodecId::none;
   if (!allowed && shape.ranks > 1) {  // one rank encodes nothing: both mean g + e
     why->format("%s over %s takes no Feedback::%s", format_codec(shape.candidate.codec).text,
@@ -92,12 +114,15 @@ Status check_args(const ExchangeArgs& args, Message* why) noexcept {
 
 }  // namespace
 
-Candidate default_candidate(const CodecSpec& codec) noexcept { return {codec, codec_info(codec.id).exchange}; }
+Candidate default_candidate(const CodecSpec& codec) noexcept {
+  return {codec, codec_info(codec.id).exchange, Exchange::all_reduce};
+}
 
 size_t exchange_workspace_bytes(const ExchangeShape& shape) noexcept {
   Message ignored;
   if (!check_shape(shape, &ignored).ok() || shape.candidate.exchange == Exchange::all_reduce) return 0;
   if (shape.ranks == 1 || shape.count == 0) return 0;
+  if (shape.candidate.exchange == Exchange::hierarchical) return comm::HierarchicalBuffers(shape, nullptr).bytes;
   if (shape.candidate.exchange == Exchange::all_gather) return comm::AllGatherBuffers(shape, nullptr).bytes;
   return comm::TwoShotBuffers(shape, comm::Shards(shape), nullptr).bytes;
 }
@@ -105,6 +130,12 @@ size_t exchange_workspace_bytes(const ExchangeShape& shape) noexcept {
 size_t exchange_wire_bytes(const ExchangeShape& shape) noexcept {
   Message ignored;
   if (!check_shape(shape, &ignored).ok()) return 0;
+  if (shape.candidate.exchange == Exchange::hierarchical) {  // of the first shard, the longest, for all of them
+    const comm::NodeShard part(shape);
+    ExchangeShape first = part.between();
+    first.count = part.count_of(0);
+    return static_cast<size_t>(part.per_node) * exchange_wire_bytes(first);
+  }
   if (shape.candidate.exchange == Exchange::all_reduce) {
     size_t bytes = 0;
     return __builtin_mul_overflow(shape.count, dtype_bytes(shape.dtype), &bytes) ? 0 : bytes;
@@ -114,13 +145,18 @@ size_t exchange_wire_bytes(const ExchangeShape& shape) noexcept {
   return static_cast<size_t>(shape.ranks) * comm::Shards(shape).slot_bytes;
 }
 
-Status ExchangeMachine::begin(const ExchangeArgs& args) noexcept {
+Status ExchangeMachine::begin(const ExchangeArgs& args) noexcept { return start(args, args.shape.ranks); }
+
+Status ExchangeMachine::start(const ExchangeArgs& args, int divisor) noexcept {
   *this = {};
   args_ = args;
+  divisor_ = divisor;
   GRADGATE_TRY(check_args(args, &error_));
   const bool alone = args.shape.ranks == 1 || args.shape.count == 0;
   if (alone || args.shape.candidate.exchange == Exchange::all_reduce) {
     GRADGATE_TRY(begin_all_reduce());
+  } else if (args.shape.candidate.exchange == Exchange::hierarchical) {
+    begin_hierarchical();
   } else if (args.shape.candidate.exchange == Exchange::all_gather) {
     begin_all_gather();
   } else {
@@ -140,6 +176,7 @@ Status ExchangeMachine::next(CollectiveCall* call) noexcept {
   if (phase_ == Phase::done) return failed_;
   const bool alone = args_.shape.ranks == 1 || args_.shape.count == 0;
   if (alone || args_.shape.candidate.exchange == Exchange::all_reduce) return next_all_reduce(call);
+  if (args_.shape.candidate.exchange == Exchange::hierarchical) return next_hierarchical(call);
   if (args_.shape.candidate.exchange == Exchange::all_gather) return next_all_gather(call);
   return next_two_shot(call);
 }
@@ -170,7 +207,7 @@ Status ExchangeMachine::begin_all_reduce() noexcept {
       return status;
     }
   }
-  if (args_.shape.ranks > 1) comm::scale_dense(args_.gradient, args_.shape.ranks, args_.divide, args_.executor);
+  if (divisor_ > 1) comm::scale_dense(args_.gradient, divisor_, args_.divide, args_.executor);
   return {};
 }
 

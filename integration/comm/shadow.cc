@@ -5,6 +5,7 @@
 #include "gradgate/exchange.h"
 #include "integration/comm/all_gather_layout.h"
 #include "integration/comm/codec_time.h"
+#include "integration/comm/hierarchical_layout.h"
 #include "integration/comm/two_shot_layout.h"
 
 namespace gradgate {
@@ -165,6 +166,11 @@ Status shadow_all_gather(Communicator& clock, const ExchangeArgs& args, const Ga
 
 size_t exchange_shadow_bytes(const ExchangeShape& shape) noexcept {
   if (exchange_workspace_bytes(shape) == 0) return 0;  // nothing would be encoded, or the shape is not valid
+  if (shape.candidate.exchange == Exchange::hierarchical) {
+    ExchangeShape first = comm::NodeShard(shape).between();
+    first.count = comm::NodeShard(shape).count_of(0);
+    return exchange_shadow_bytes(first) + comm::WorkspaceCarver::kAlign + first.count * sizeof(float);
+  }
   if (shape.candidate.exchange == Exchange::all_gather) return GatherShadowBuffers(shape, nullptr).bytes;
   return ShadowBuffers(shape, Shards(shape), nullptr).bytes;
 }
@@ -180,6 +186,19 @@ Status shadow_exchange(Communicator& clock, const ExchangeArgs& args, Bytes scra
   if (!comm::has_codec_work(shape)) return {};
   const size_t needed = exchange_shadow_bytes(shape);
   if (scratch.size() < needed) return {StatusCode::workspace_too_small, static_cast<int64_t>(needed)};
+  if (shape.candidate.exchange == Exchange::hierarchical) {
+    // The codec sees one shard of the node's sum: the first elements of this rank's gradient stand in for it.
+    ExchangeArgs part = args;
+    part.shape = comm::NodeShard(shape).between();
+    part.shape.count = comm::NodeShard(shape).count_of(0);
+    comm::WorkspaceCarver carver(scratch.data());
+    auto* x = reinterpret_cast<float*>(carver.take(part.shape.count, sizeof(float)));
+    comm::widen_vector({args.gradient.data, part.shape.count, shape.dtype}, x);
+    part.gradient = {x, part.shape.count, DType::f32};
+    const size_t used =
+        static_cast<size_t>(reinterpret_cast<std::byte*>(x) - scratch.data()) + part.shape.count * sizeof(float);
+    return shadow_exchange(clock, part, scratch.subspan(used), rates, times);
+  }
   if (shape.candidate.exchange == Exchange::all_gather)
     return shadow_all_gather(clock, args, GatherShadowBuffers(shape, scratch.data()), rates, times);
   const Shards shards(shape);

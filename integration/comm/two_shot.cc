@@ -143,7 +143,7 @@ Status ExchangeMachine::receive_sums() noexcept {
     inspect(2, owner, shards[owner].count,
             payload_in(shape, shards[owner].count, slot(buffers.outgoing, shards, owner)));
   }
-  const float scale = static_cast<float>(1.0 / shape.ranks);
+  const float scale = static_cast<float>(1.0 / divisor_);
   for (int owner = 0; owner < shape.ranks && failed_.ok(); ++owner) {
     const Shard shard = shards[owner];
     const ConstVec out = part(args_, shard);

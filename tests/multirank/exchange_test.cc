@@ -246,8 +246,10 @@ TEST(Sizes, WireBytesAreWhatTravels) {
 }
 
 TEST(CandidateText, ComesBackAndIsRefusedByName) {
-  for (const char* text : {"none", "bf16", "int8:ef", "chunk-topk:8/1024", "chunk-topk:8/1024@all_gather",
-                           "chunk-topk:8/1024:bf16:noef@all_gather", "none@two_shot", "int8@all_gather"}) {
+  for (const char* text :
+       {"none", "bf16", "int8:ef", "chunk-topk:8/1024", "chunk-topk:8/1024@all_gather",
+        "chunk-topk:8/1024:bf16:noef@all_gather", "none@two_shot", "int8@all_gather", "int8@hierarchical",
+        "int8@hierarchical/all_gather", "none@hierarchical", "topk:0.01@hierarchical"}) {
     EXPECT_STREQ(format_candidate(candidate_of(text)).text, text);
   }
   EXPECT_STREQ(format_candidate(candidate_of("int8@two_shot")).text, "int8") << "the default needs no name";
@@ -256,11 +258,12 @@ TEST(CandidateText, ComesBackAndIsRefusedByName) {
     const char *text, *says;
   } cases[] = {
       {"int9@all_gather", "'int9'"},
-      {"int8@", "exchange '' is not known or cannot carry it; accepted: two_shot, all_gather"},
+      {"int8@", "exchange '' is not known or cannot carry it; accepted: two_shot, all_gather, hierarchical"},
       {"int8@allgather", "'allgather'"},
       {"int8@all_reduce", "int8: exchange 'all_reduce' is not known or cannot carry it"},
       {"int8@two_shot@all_gather", "'two_shot@all_gather'"},
-      {"topk:0.01@two_shot", "topk: exchange 'two_shot' is not known or cannot carry it; accepted: all_gather"},
+      {"topk:0.01@two_shot",
+       "topk: exchange 'two_shot' is not known or cannot carry it; accepted: all_gather, hierarchical"},
       {"int8@all_gather:ef", "'all_gather:ef'"},
       {"@all_gather", "''"},
   };
@@ -297,7 +300,9 @@ TEST(Machine, ChecksItsArguments) {
   args.shape.candidate.exchange = Exchange::all_reduce;
   refused(args, StatusCode::unsupported, "int8 does not travel by all_reduce with f32 gradients");
   args.shape.candidate.exchange = Exchange::hierarchical;
-  refused(args, StatusCode::unsupported, "hierarchical is not offered");
+  refused(args, StatusCode::invalid_argument, "2 ranks are not equal nodes of 0 ranks");
+  args.shape.ranks_per_node = 1;
+  refused(args, StatusCode::unsupported, "int8 does not travel by all_reduce with f32 gradients");
   args = base("bf16");
   args.shape.dtype = args.gradient.dtype = DType::bf16;
   refused(args, StatusCode::unsupported, "bf16 does not travel by two_shot with bf16 gradients");

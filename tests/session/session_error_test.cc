@@ -76,6 +76,8 @@ TEST(SessionErrors, RefusesBadOptionsNamingTheField) {
     refused([](SessionOptions& o) { o.codecs = many; }, "codecs");
     static const Candidate impossible{codec("int8"), Exchange::all_reduce};
     refused([](SessionOptions& o) { o.candidates = {&impossible, 1}; }, "int8 does not travel by all_reduce");
+    static const Candidate two_tiers{codec("int8"), Exchange::hierarchical, Exchange::two_shot};
+    refused([](SessionOptions& o) { o.candidates = {&two_tiers, 1}; }, "int8@hierarchical: a session reduces over one");
   });
 }
 
