@@ -39,10 +39,21 @@ def browser():
     return next(filter(None, found), None)
 
 
+# What a run of this length need not come to: a verdict and two accounts.
+LATER = (
+    {"event": "verify", "step": 92, "epoch": 3, "what": "challenge", "verdict": "win", "plan_step_s": 0.008}
+    | {"base_step_s": 0.012, "pairs": 4, "wins": 4, "losses": 0, "p": 0.0625, "speedup": 1.5, "saved_s": 0.1},
+    {"event": "account", "step": 156, "epoch": 3, "saved_s": 0.2},
+    {"event": "account", "step": 220, "epoch": 3, "saved_s": 0.35},
+)
+
+
 @pytest.fixture(scope="module")
 def page(tmp_path_factory, pool):
     folder = tmp_path_factory.mktemp("report")
     pool.run(2, logged, str(folder / "run.jsonl"), 60)
+    with (folder / "run.jsonl").open("a") as log:
+        log.writelines(json.dumps({"v": 1, **record}) + "\n" for record in LATER)
     done = gradgate("report", str(folder / "run.jsonl"), "-o", str(folder / "report.html"))
     assert done.returncode == 0 and "records" in done.stdout, done.stderr
     return folder
