@@ -59,7 +59,10 @@ GRADGATE_INLINE FormedBlock<kBlock> form_block(const G* g, const float* e, size_
     } else {
       const PaddedGroup<G> pad(g + at, kFeedback ? e + at : nullptr, length);
       group = form_group<G, kFeedback>(pad.g, pad.e, flush, room + at);
-      if constexpr (kInPlace) __builtin_memcpy(room + at, group.x, sizeof(float) * kGroupElements);
+      if constexpr (kInPlace) {
+        __builtin_memcpy(room + at, group.x, sizeof(float) * kGroupElements);
+        group.x = room + at;  // it was in the padding, which ends here
+      }
     }
     const uint32_t max = static_cast<uint32_t>(group.max);
     if (group.max >= kInf) block.non_finite += count_non_finite(group.x);
