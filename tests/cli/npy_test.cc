@@ -11,6 +11,7 @@
 #include <iterator>
 
 #include "integration/cli/error.h"
+#include "tests/support/test_folder.h"
 
 namespace gradgate::cli {
 namespace {
@@ -45,17 +46,13 @@ std::string refusal(const std::string& text) {
 
 class Npy : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = std::filesystem::path(::testing::TempDir()) / ("npy_test_" + std::string(::testing::UnitTest::GetInstance()->current_test_info()->name()));
-    std::filesystem::create_directories(folder_);
-  }
   void TearDown() override { std::filesystem::remove_all(folder_); }
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
   static std::string read(const std::string& name) {
     std::ifstream file(name, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   }
-  std::filesystem::path folder_;
+  std::filesystem::path folder_ = test::test_folder();
 };
 
 TEST_F(Npy, ReadsVersions1And2) {

@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "integration/cli/error.h"
+#include "tests/support/test_folder.h"
 
 namespace gradgate::cli {
 namespace {
@@ -55,7 +56,7 @@ class Options : public ::testing::Test {
     return "accepted";
   }
 
-  std::string path_ = (std::filesystem::path(::testing::TempDir()) / "options_test.json").string();
+  std::string path_ = test::test_folder() + "/options.json";
   std::string ranks, codec, shown;
   Json config_json;
   bool json = false;

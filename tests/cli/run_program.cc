@@ -1,29 +1,13 @@
 #include "tests/cli/run_program.h"
 
-#include <gtest/gtest.h>
 #include <sys/wait.h>
 
 #include <array>
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <iterator>
 
 namespace gradgate::cli {
-
-std::string test_folder() {
-  const ::testing::TestInfo* test = ::testing::UnitTest::GetInstance()->current_test_info();
-  std::string name = std::string("gradgate_") + test->test_suite_name() + "_" + test->name();
-  for (char& c : name) c = c == '/' ? '_' : c;
-  const std::filesystem::path folder = std::filesystem::path(::testing::TempDir()) / name;
-  static std::string made;
-  if (made != folder) {
-    std::filesystem::remove_all(folder);
-    std::filesystem::create_directories(folder);
-    made = folder;
-  }
-  return folder;
-}
 
 Finished run_program(const std::string& arguments, const std::string& environment) {
   return run_command(environment + " '" GRADGATE_PROGRAM "' " + arguments);

@@ -4,6 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "tests/support/test_folder.h"
+
 namespace gradgate::cli {
 
 struct Finished {
@@ -20,7 +22,6 @@ Finished run_command(const std::string& command);
 /// Parses strict JSON; throws on NaN, Inf, trailing text.
 nlohmann::json strict_json(const std::string& text);
 
-/// A folder of the running test, empty at the start.
-std::string test_folder();
+using test::test_folder;
 
 }  // namespace gradgate::cli
