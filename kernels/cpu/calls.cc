@@ -6,6 +6,7 @@
 
 #include "codecs/codecs.h"
 #include "codecs/header.h"
+#include "kernels/arguments.h"
 #include "kernels/cpu/float_env.h"
 #include "kernels/cpu/topk.h"
 
@@ -70,17 +71,6 @@ void for_each_task(const Executor& executor, const Split& split, size_t count, c
         (*c.f)(begin, c.count - begin < c.elements ? c.count : begin + c.elements, index);
       },
       &context);
-}
-
-bool aligned(const void* p, size_t to) noexcept { return reinterpret_cast<uintptr_t>(p) % to == 0; }
-
-bool overlap(const void* a, size_t a_bytes, const void* b, size_t b_bytes) noexcept {
-  const uintptr_t x = reinterpret_cast<uintptr_t>(a), y = reinterpret_cast<uintptr_t>(b);
-  return a_bytes > 0 && b_bytes > 0 && x < y + b_bytes && y < x + a_bytes;
-}
-
-bool readable(const void* data, size_t count, DType dtype) noexcept {
-  return (data != nullptr || count == 0) && aligned(data, dtype_bytes(dtype));
 }
 
 std::byte* aligned_workspace(Bytes workspace) noexcept {

@@ -20,6 +20,9 @@ inline constexpr uint32_t kWarpChunk = 1024;  // the longest chunk of a warp
 inline constexpr unsigned kSmallTeams = 4;    // warps a CTA, where a warp is a team
 inline constexpr unsigned kLargeWarps = 8;    // warps of a team, where a CTA is one
 
+/// Elements that a team forms at once: a chunk, or the group of several short ones.
+__host__ __device__ constexpr uint32_t unit_of(uint32_t chunk) { return chunk > kGroup ? chunk : kGroup; }
+
 struct ChunkJob : EncodeJob {
   uint32_t c, chunk;
   std::byte* spill;  ///< memory of the teams where shared memory is too small for a chunk, else null
@@ -297,7 +300,7 @@ __global__ void __launch_bounds__(kWarps == 1 ? kSmallTeams * 32 : kWarps * 32, 
   }
   const unsigned team_in_cta = kWarps == 1 ? threadIdx.x / 32 : 0;
   const size_t team_id = size_t{blockIdx.x} * kTeams + team_in_cta, teams = size_t{gridDim.x} * kTeams;
-  const uint32_t unit = job.chunk > kGroup ? job.chunk : kGroup;
+  const uint32_t unit = unit_of(job.chunk);
   const size_t unit_bytes = size_t{unit} * 6;
   std::byte* const room = job.spill != nullptr ? job.spill + team_id * unit_bytes
                                                : reinterpret_cast<std::byte*>(shared) + team_in_cta * unit_bytes;

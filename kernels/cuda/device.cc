@@ -9,11 +9,15 @@
 
 #include "codecs/codecs.h"
 #include "codecs/header.h"
+#include "kernels/arguments.h"
 #include "kernels/cuda/plugin.h"
 
 namespace gradgate::device {
 namespace {
 
+using kernels::aligned;
+using kernels::overlap;
+using kernels::readable;
 using kernels::cuda::Plugin;
 
 constexpr const char* kLibrary = "libgradgate_cuda.so";
@@ -77,16 +81,6 @@ const Plugin* plugin_with_device(Message* why) noexcept {
   if (why != nullptr) why->format("no CUDA device: %s", error == 0 ? "none is visible" : o.plugin->error_text(error));
   return nullptr;
 }
-
-bool aligned(const void* p, size_t to) noexcept { return reinterpret_cast<uintptr_t>(p) % to == 0; }
-bool overlap(const void* a, size_t a_bytes, const void* b, size_t b_bytes) noexcept {
-  const uintptr_t x = reinterpret_cast<uintptr_t>(a), y = reinterpret_cast<uintptr_t>(b);
-  return a_bytes > 0 && b_bytes > 0 && x < y + b_bytes && y < x + a_bytes;
-}
-bool readable(const void* data, size_t count, DType dtype) noexcept {
-  return (data != nullptr || count == 0) && aligned(data, dtype_bytes(dtype));
-}
-bool summed(DType dtype) noexcept { return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16; }
 
 std::byte* aligned_workspace(Bytes workspace) noexcept {
   const uintptr_t at = reinterpret_cast<uintptr_t>(workspace.data());
@@ -189,8 +183,8 @@ Status decode(const CodecSpec& spec, const DecodeArgs& args, Stream stream) noex
   if (spec.id == CodecId::none) {
     if (out.dtype != args.gradient) return StatusCode::invalid_argument;
     const bool copies = args.scale == 1.0f && args.into == Into::store;
-    if (!copies && !summed(out.dtype)) return StatusCode::unsupported;
-  } else if (!summed(out.dtype)) {
+    if (!copies && !widens_to_f32(out.dtype)) return StatusCode::unsupported;
+  } else if (!widens_to_f32(out.dtype)) {
     return StatusCode::unsupported;
   }
   if (!readable(out.data, out.count, out.dtype)) return StatusCode::invalid_argument;
@@ -222,7 +216,7 @@ Status reduce_encode(const CodecSpec& spec, const ReduceArgs& args, Stream strea
   const Plugin* plugin = plugin_with_device(nullptr);
   if (plugin == nullptr) return StatusCode::unsupported;
   GRADGATE_TRY(check_encode(*plugin, spec, args.gradient, args.residual, args.payload, args.workspace));
-  if (!summed(args.gradient.dtype)) return StatusCode::unsupported;  // sums are formed in f32
+  if (!widens_to_f32(args.gradient.dtype)) return StatusCode::unsupported;  // sums are formed in f32
   const size_t bytes = payload_bytes(spec, args.gradient.dtype, args.gradient.count);
   if (args.fault == nullptr || !aligned(args.fault, 8) || !aligned(args.step, 4) || !aligned(args.non_finite, 8) ||
       args.ranks == 0 || args.self >= args.ranks)
@@ -247,7 +241,7 @@ Status reduce_encode(const CodecSpec& spec, const ReduceArgs& args, Stream strea
 
 Status fold_residual(Vec gradient, float* residual, Stream stream) noexcept {
   const Plugin* plugin = plugin_with_device(nullptr);
-  if (plugin == nullptr || !summed(gradient.dtype)) return StatusCode::unsupported;
+  if (plugin == nullptr || !widens_to_f32(gradient.dtype)) return StatusCode::unsupported;
   if (!readable(gradient.data, gradient.count, gradient.dtype) || !readable(residual, gradient.count, DType::f32) ||
       overlap(gradient.data, gradient.count * dtype_bytes(gradient.dtype), residual, gradient.count * sizeof(float)))
     return StatusCode::invalid_argument;

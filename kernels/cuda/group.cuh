@@ -332,13 +332,20 @@ __global__ void begin_payload(EncodeJob job) {
   if (i < job.second_pad) job.second_end[i] = std::byte{0};
 }
 
+/// Of the current device.
+inline int device_attribute(cudaDeviceAttr attribute) {
+  int device = 0, value = 1;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&value, attribute, device);
+  return value;
+}
+
 /// CTAs of kKernel that fill the device once, or as many as there is work for.
 template <auto kKernel>
 unsigned grid_for(unsigned threads, size_t shared, size_t work) {
   static const unsigned resident = [=] {
-    int device = 0, processors = 1, per = 1;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+    const int processors = device_attribute(cudaDevAttrMultiProcessorCount);
+    int per = 1;
     cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per, kKernel, static_cast<int>(threads), shared);
     return static_cast<unsigned>(processors * (per < 1 ? 1 : per));
   }();

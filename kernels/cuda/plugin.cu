@@ -114,21 +114,15 @@ struct ChunkPlan {
 };
 
 int most_shared() {
-  static const int bytes = [] {
-    int device = 0, most = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    return most;
-  }();
+  static const int bytes = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
   return bytes;
 }
 
 ChunkPlan chunk_plan(uint32_t chunk) {
-  const uint32_t unit = chunk > codecs::kGroup ? chunk : static_cast<uint32_t>(codecs::kGroup);
   ChunkPlan plan{};
   plan.teams = chunk <= kWarpChunk ? kSmallTeams : 1;
   plan.threads = chunk <= kWarpChunk ? kSmallTeams * 32 : kLargeWarps * 32;
-  plan.team_bytes = size_t{unit} * 6;
+  plan.team_bytes = size_t{unit_of(chunk)} * 6;
   plan.shared_bytes = plan.team_bytes * plan.teams;
   plan.spill = plan.shared_bytes + 1024 > static_cast<size_t>(most_shared());
   if (plan.spill) plan.shared_bytes = 0;
@@ -137,12 +131,7 @@ ChunkPlan chunk_plan(uint32_t chunk) {
 
 // Where chunks are spilled, few CTAs run: each needs its own room in the workspace.
 unsigned spill_ctas() {
-  static const unsigned count = [] {
-    int device = 0, processors = 1;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-    return static_cast<unsigned>(processors) * 2;
-  }();
+  static const unsigned count = static_cast<unsigned>(device_attribute(cudaDevAttrMultiProcessorCount)) * 2;
   return count;
 }
 
@@ -166,9 +155,8 @@ int launch_chunks(const ChunkJob& job, const ChunkPlan& plan, size_t ctas, cudaS
     return cudaGetLastError();
   }
   // As many CTAs as fit at once with this much shared memory, which differs from chunk to chunk.
-  int device = 0, processors = 1, per = 1;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  static const int processors = device_attribute(cudaDevAttrMultiProcessorCount);
+  int per = 1;
   cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per, kKernel, static_cast<int>(plan.threads), plan.shared_bytes);
   const size_t resident = static_cast<size_t>(processors) * (per < 1 ? 1 : per);
   kKernel<<<static_cast<unsigned>(ctas < resident ? ctas : resident), plan.threads, plan.shared_bytes, stream>>>(job);
@@ -188,8 +176,7 @@ int encode_chunks_as(const ChunkJob& job, const ChunkPlan& plan, size_t ctas, cu
 template <class V>
 int encode_chunks_of(const ChunkJob& job, cudaStream_t stream) {
   const ChunkPlan plan = chunk_plan(job.chunk);
-  const uint32_t unit = job.chunk > kGroup ? job.chunk : kGroup;
-  const size_t ctas = ceil_div(ceil_div(job.count, unit), plan.teams);
+  const size_t ctas = ceil_div(ceil_div(job.count, unit_of(job.chunk)), plan.teams);
   return job.chunk <= kWarpChunk ? encode_chunks_as<V, 1>(job, plan, ctas, stream)
                                  : encode_chunks_as<V, static_cast<int>(kLargeWarps)>(job, plan, ctas, stream);
 }

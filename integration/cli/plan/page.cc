@@ -6,11 +6,13 @@
 #include <stdexcept>
 
 #include "gradgate/version.h"
-#include "integration/cli/plan/page_html.h"
 #include "integration/cli/quantity.h"
 #include "integration/cli/report.h"
 
 namespace gradgate::cli {
+
+extern const unsigned char kPlanTemplate[];
+extern const std::size_t kPlanTemplateBytes;
 namespace {
 
 constexpr size_t kCurvePoints = 61, kMapColumns = 13;
@@ -81,7 +83,7 @@ std::string plan_page(const Planner& planner, const std::vector<uint32_t>& ranks
   // Inside a script element nothing may look like the end of one.
   for (size_t at = data.find('<'); at != std::string::npos; at = data.find('<', at)) data.replace(at, 1, "\\u003c");
   constexpr std::string_view kPlace = "/*DATA*/null";
-  std::string page = kPlanPage;
+  std::string page(reinterpret_cast<const char*>(kPlanTemplate), kPlanTemplateBytes);
   const size_t place = page.find(kPlace);
   if (place == std::string::npos) throw std::logic_error("plan/page.html has no place for its data");
   return page.replace(place, kPlace.size(), data);

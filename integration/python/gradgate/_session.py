@@ -16,6 +16,18 @@ def param_id(name: str) -> int:
     return value
 
 
+def _attach(options, log: Callable[[str], None] | None, say: Callable[[str], None] | None) -> list:
+    """Sets the callbacks for log and explaining lines; what it returns must live as long as the library calls them."""
+    callbacks = []
+    if log is not None:
+        options.log = _native.LOG(lambda _, line, size: log(ctypes.string_at(line, size).decode()))
+        callbacks.append(options.log)
+    if say is not None:
+        options.explain = _native.EXPLAIN(lambda _, line: say(line.decode()))
+        callbacks.append(options.explain)
+    return callbacks
+
+
 class Session:
     """``communicator`` is a gg_comm handle that must outlive the session (collective: every rank creates one)."""
 
@@ -41,13 +53,7 @@ class Session:
         options.error_budget = error_budget
         if link is not None:
             options.link_alpha_s, options.link_beta_bytes_per_s = link
-        self._callbacks = []
-        if log is not None:
-            options.log = _native.LOG(lambda _, line, size: log(ctypes.string_at(line, size).decode()))
-            self._callbacks.append(options.log)
-        if say is not None:
-            options.explain = _native.EXPLAIN(lambda _, line: say(line.decode()))
-            self._callbacks.append(options.explain)
+        self._callbacks = _attach(options, log, say)
         self._handle = _native.created(self._native.gg_session_create, communicator, byref(options))
 
     def close(self) -> None:
@@ -138,13 +144,7 @@ class HookGate:
     ):
         self._native = _native.library()
         options = _native.HookGateOptions(ctypes.sizeof(_native.HookGateOptions), name.encode(), dense_bytes, timeout_s)
-        self._callbacks = []
-        if log is not None:
-            options.log = _native.LOG(lambda _, line, size: log(ctypes.string_at(line, size).decode()))
-            self._callbacks.append(options.log)
-        if say is not None:
-            options.explain = _native.EXPLAIN(lambda _, line: say(line.decode()))
-            self._callbacks.append(options.explain)
+        self._callbacks = _attach(options, log, say)
         self._handle = _native.created(self._native.gg_hook_gate_create, communicator, byref(options))
 
     def close(self) -> None:
