@@ -51,6 +51,20 @@ struct DecodeArgs {
 /// was: read it with fault_status() after the stream has got there.
 GRADGATE_API Status decode(const CodecSpec& spec, const DecodeArgs& args, Stream stream) noexcept;
 
+struct DecodeSumArgs {
+  const std::byte* payloads = nullptr;  ///< rank r's payload stands at payloads + r * stride; 16-byte aligned
+  size_t stride = 0;                    ///< a multiple of 16, at least payload_bytes (ranks 1: not looked at)
+  unsigned ranks = 1;
+  DType gradient = DType::f32;  ///< dtype of the gradients that were encoded
+  Vec out;                      ///< f32, bf16 or f16
+  float scale = 1.0f;           ///< multiplies every sum
+  Bytes workspace;
+  uint64_t* fault = nullptr;  ///< must be set, as for decode
+};
+/// The last part of an all_gather exchange in one pass over `out`: the sum of all decoded payloads in f32 in rank
+/// order, times scale (gradgate::decode_sum). All payloads are checked first; after a fault `out` is untouched.
+GRADGATE_API Status decode_sum(const CodecSpec& spec, const DecodeSumArgs& args, Stream stream) noexcept;
+
 struct ReduceArgs {
   const std::byte* payloads = nullptr;  ///< rank r's payload stands at payloads + r * stride; that of `self` is ignored
   size_t stride = 0;                    ///< a multiple of 16, at least payload_bytes

@@ -198,6 +198,8 @@ struct DecodeJob {
   float scale;
   const uint64_t* verdict;
   uint64_t* fault;
+  size_t stride;  ///< of a sum's payloads: rank r's stands at payload + r * stride
+  unsigned ranks;
 };
 
 template <class Block, bool kAdd>
@@ -217,6 +219,28 @@ __global__ void __launch_bounds__(kBlockThreads) decode_blocks(DecodeJob job) {
       if constexpr (kAdd) v[j] = exact::add(old[j], v[j]);
     }
     out.store(group * codecs::kGroup, n, v);
+  }
+}
+
+// The sum of all ranks' payloads in rank order: every payload is read once, the output written once.
+template <class Block>
+__global__ void __launch_bounds__(kBlockThreads) sum_blocks(DecodeJob job) {
+  if (!headers_ok(job.payload, job.stride, job.ranks, job.ranks, job.header, job.fault)) return;
+  const Vector out(job.out, job.dtype);
+  const size_t groups = groups_in(job.count), step = size_t{gridDim.x} * kBlockWarps;
+  for (size_t group = size_t{blockIdx.x} * kBlockWarps + threadIdx.x / 32; group < groups; group += step) {
+    const unsigned n = group_length(group, job.count);
+    float sum[kPerLane];
+    decode_group<Block>(job.payload, job.first, job.second, group, n, job.gradient, sum);
+    for (unsigned rank = 1; rank < job.ranks; ++rank) {
+      float v[kPerLane];
+      decode_group<Block>(job.payload + rank * job.stride, job.first, job.second, group, n, job.gradient, v);
+#pragma unroll
+      for (unsigned j = 0; j < kPerLane; ++j) sum[j] = exact::add(sum[j], v[j]);
+    }
+#pragma unroll
+    for (unsigned j = 0; j < kPerLane; ++j) sum[j] = exact::mul(sum[j], job.scale);
+    out.store(group * codecs::kGroup, n, sum);
   }
 }
 

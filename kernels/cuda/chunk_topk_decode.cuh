@@ -85,6 +85,32 @@ __device__ __forceinline__ uint32_t lower_bound(const uint16_t* index, uint32_t 
   return begin;
 }
 
+/// The entries of a tile: whole chunks, or a run within one.
+struct TileEntries {
+  size_t first;
+  uint32_t count, in_chunk;  ///< in_chunk: where the tile begins in a longer chunk
+};
+__device__ __forceinline__ TileEntries entries_of_tile(const ChunkDecodeJob& job, const uint16_t* index, size_t begin,
+                                                       uint32_t n) {
+  TileEntries tile{begin / job.chunk * job.c, 0, 0};
+  if (job.chunk <= kTile) {
+    const uint32_t rest = n % job.chunk;
+    tile.count = n / job.chunk * job.c + (rest < job.c ? rest : job.c);
+  } else {
+    tile.in_chunk = static_cast<uint32_t>(begin % job.chunk);
+    const uint32_t all = job.entries - tile.first < job.c ? static_cast<uint32_t>(job.entries - tile.first) : job.c;
+    const uint32_t from = lower_bound(index + tile.first, all, tile.in_chunk),
+                   to = lower_bound(index + tile.first, all, tile.in_chunk + kTile);
+    tile.first += from, tile.count = to - from;
+  }
+  return tile;
+}
+/// Where in its tile entry i of the tile belongs.
+__device__ __forceinline__ uint32_t place_in_tile(const ChunkDecodeJob& job, const TileEntries& tile,
+                                                  const uint16_t* index, uint32_t i) {
+  return index[tile.first + i] + (job.chunk <= kTile ? i / job.c * job.chunk : 0u - tile.in_chunk);
+}
+
 // Stores: each warp builds a tile of 1024 in shared memory, zeros and its entries, and writes it in one run.
 template <class V, class O>
 __global__ void __launch_bounds__(kTileWarps * 32) store_chunks(ChunkDecodeJob job) {
@@ -101,25 +127,11 @@ __global__ void __launch_bounds__(kTileWarps * 32) store_chunks(ChunkDecodeJob j
     const size_t begin = at * kTile;
     const uint32_t n = job.count - begin < kTile ? static_cast<uint32_t>(job.count - begin) : kTile;
     for (uint32_t i = lane; i < kTile * sizeof(O) / 16; i += 32) reinterpret_cast<uint4*>(tile)[i] = uint4{};
-    // The tile's entries: whole chunks, or a run within one.
-    const size_t chunk = begin / job.chunk;
-    const uint32_t in_chunk = static_cast<uint32_t>(begin % job.chunk);
-    size_t entry = chunk * job.c;
-    uint32_t entries;
-    if (job.chunk <= kTile) {
-      const uint32_t rest = n % job.chunk;
-      entries = n / job.chunk * job.c + (rest < job.c ? rest : job.c);
-    } else {
-      const uint32_t all = job.entries - entry < job.c ? static_cast<uint32_t>(job.entries - entry) : job.c;
-      const uint32_t from = lower_bound(index + entry, all, in_chunk),
-                     to = lower_bound(index + entry, all, in_chunk + kTile);
-      entry += from, entries = to - from;
-    }
+    const TileEntries entries = entries_of_tile(job, index, begin, n);
     __syncwarp();
-    for (uint32_t i = lane; i < entries; i += 32) {
-      const uint32_t base = job.chunk <= kTile ? i / job.c * job.chunk : 0;
-      narrow(exact::mul(entry_value<V>(job.payload + job.first, entry + i), job.scale),
-             tile + base + index[entry + i] - (job.chunk <= kTile ? 0 : in_chunk));
+    for (uint32_t i = lane; i < entries.count; i += 32) {
+      narrow(exact::mul(entry_value<V>(job.payload + job.first, entries.first + i), job.scale),
+             tile + place_in_tile(job, entries, index, i));
     }
     __syncwarp();
     if (fast && n == kTile) {
@@ -127,6 +139,50 @@ __global__ void __launch_bounds__(kTileWarps * 32) store_chunks(ChunkDecodeJob j
     } else {
       for (uint32_t i = lane; i < n; i += 32) out[begin + i] = tile[i];
     }
+    __syncwarp();
+  }
+}
+
+// A tile of sums in shared memory, scaled and written in one run.
+__device__ __forceinline__ void store_tile(const Vector& out, size_t begin, uint32_t n, float scale,
+                                           const float* tile) {
+  for (uint32_t i = 0; i < n; i += codecs::kGroup) {
+    float v[kPerLane];
+    load4(tile + i + lane_id() * 4, v);
+    load4(tile + i + 128 + lane_id() * 4, v + 4);
+#pragma unroll
+    for (unsigned j = 0; j < kPerLane; ++j) v[j] = exact::mul(v[j], scale);
+    out.store(begin + i, n - i < codecs::kGroup ? n - i : codecs::kGroup, v);
+  }
+}
+
+// The sum of all ranks' entries, in rank order: as store_chunks, with a tile of f32.
+template <class V>
+__global__ void __launch_bounds__(kTileWarps * 32) sum_chunks(ChunkDecodeJob job) {
+  __shared__ alignas(16) float tiles[kTileWarps][kTile];
+  if (!no_fault(job.verdict, job.fault)) return;
+  float* const tile = tiles[threadIdx.x / 32];
+  const Vector out(job.out, job.dtype);
+  const unsigned lane = lane_id();
+  const size_t count = job.count / kTile + (job.count % kTile != 0);
+  for (size_t at = size_t{blockIdx.x} * kTileWarps + threadIdx.x / 32; at < count;
+       at += size_t{gridDim.x} * kTileWarps) {
+    const size_t begin = at * kTile;
+    const uint32_t n = job.count - begin < kTile ? static_cast<uint32_t>(job.count - begin) : kTile;
+    for (uint32_t i = lane; i < kTile / 4; i += 32) reinterpret_cast<float4*>(tile)[i] = float4{};
+    for (unsigned rank = 0; rank < job.ranks; ++rank) {
+      const std::byte* const payload = job.payload + rank * job.stride;
+      const uint16_t* const index = reinterpret_cast<const uint16_t*>(payload + job.second);
+      const TileEntries entries = entries_of_tile(job, index, begin, n);
+      __syncwarp();  // the places of one rank are distinct, those of the next are not
+      for (uint32_t i = lane; i < entries.count; i += 32) {
+        float* const to = tile + place_in_tile(job, entries, index, i);
+        const float d = entry_value<V>(payload + job.first, entries.first + i);
+        *to = rank == 0 ? d : exact::add(*to, d);
+      }
+    }
+    __syncwarp();
+    store_tile(out, begin, n, job.scale, tile);
     __syncwarp();
   }
 }

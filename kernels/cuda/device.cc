@@ -125,6 +125,13 @@ Status check_encode(const Plugin& plugin, const CodecSpec& spec, ConstVec gradie
   return {};
 }
 
+// Where the payloads of several ranks stand.
+Status check_slots(const std::byte* payloads, size_t stride, unsigned ranks, size_t bytes) noexcept {
+  if (payloads == nullptr || !aligned(payloads, codecs::kSectionAlign)) return StatusCode::invalid_argument;
+  if (ranks > 1 && (stride % codecs::kSectionAlign != 0 || stride < bytes)) return StatusCode::invalid_argument;
+  return {};
+}
+
 // A launch that CUDA refused: the device's number of the error as detail.
 Status launched(int error) noexcept { return error == 0 ? Status{} : Status{StatusCode::internal, error}; }
 
@@ -141,6 +148,22 @@ kernels::cuda::EncodeCall encode_call(const CodecSpec& spec, ConstVec gradient, 
   call.workspace = aligned_workspace(workspace);
   call.seed = seed;
   call.step = step;
+  return call;
+}
+
+kernels::cuda::DecodeCall decode_call(const CodecSpec& spec, const std::byte* payload, DType gradient, Vec out,
+                                      float scale, Bytes workspace, uint64_t* fault) noexcept {
+  kernels::cuda::DecodeCall call{};
+  call.spec = spec;
+  call.header = codecs::make_header(spec, gradient, out.count, 0);
+  call.payload = payload;
+  call.gradient = gradient;
+  call.dtype = out.dtype;
+  call.out = out.data;
+  call.count = out.count;
+  call.scale = scale;
+  call.workspace = aligned_workspace(workspace);
+  call.fault = fault;
   return call;
 }
 
@@ -197,18 +220,31 @@ Status decode(const CodecSpec& spec, const DecodeArgs& args, Stream stream) noex
   if (overlap(args.payload.data(), bytes, out.data, out.count * dtype_bytes(out.dtype)))
     return StatusCode::invalid_argument;
   GRADGATE_TRY(check_workspace(*plugin, spec, args.gradient, out.count, args.workspace));
-  kernels::cuda::DecodeCall call{};
-  call.spec = spec;
-  call.header = codecs::make_header(spec, args.gradient, out.count, 0);
-  call.payload = args.payload.data();
-  call.gradient = args.gradient;
-  call.dtype = out.dtype;
-  call.out = out.data;
-  call.count = out.count;
-  call.scale = args.scale;
+  kernels::cuda::DecodeCall call =
+      decode_call(spec, args.payload.data(), args.gradient, out, args.scale, args.workspace, args.fault);
   call.add = args.into == Into::add;
-  call.workspace = aligned_workspace(args.workspace);
-  call.fault = args.fault;
+  return launched(plugin->decode(call, stream));
+}
+
+Status decode_sum(const CodecSpec& spec, const DecodeSumArgs& args, Stream stream) noexcept {
+  const Plugin* plugin = plugin_with_device(nullptr);
+  if (plugin == nullptr) return StatusCode::unsupported;
+  const Vec out = args.out;
+  if (!codecs::valid_spec(spec) || args.fault == nullptr || !aligned(args.fault, 8) || args.ranks == 0)
+    return StatusCode::invalid_argument;
+  if (!takes_with(*plugin, spec, args.gradient)) return StatusCode::unsupported;
+  if (!widens_to_f32(args.gradient) || !widens_to_f32(out.dtype)) return StatusCode::unsupported;
+  if (!readable(out.data, out.count, out.dtype)) return StatusCode::invalid_argument;
+  const size_t bytes = payload_bytes(spec, args.gradient, out.count);
+  if (bytes == 0) return StatusCode::invalid_argument;
+  GRADGATE_TRY(check_slots(args.payloads, args.stride, args.ranks, bytes));
+  if (overlap(args.payloads, args.stride * (args.ranks - 1) + bytes, out.data, out.count * dtype_bytes(out.dtype)))
+    return StatusCode::invalid_argument;
+  GRADGATE_TRY(check_workspace(*plugin, spec, args.gradient, out.count, args.workspace));
+  kernels::cuda::DecodeCall call =
+      decode_call(spec, args.payloads, args.gradient, out, args.scale, args.workspace, args.fault);
+  call.stride = args.stride;
+  call.ranks = args.ranks;
   return launched(plugin->decode(call, stream));
 }
 
@@ -222,9 +258,7 @@ Status reduce_encode(const CodecSpec& spec, const ReduceArgs& args, Stream strea
       args.ranks == 0 || args.self >= args.ranks)
     return StatusCode::invalid_argument;
   if (args.ranks > 1) {
-    if (args.payloads == nullptr || !aligned(args.payloads, codecs::kSectionAlign) ||
-        args.stride % codecs::kSectionAlign != 0 || args.stride < bytes)
-      return StatusCode::invalid_argument;
+    GRADGATE_TRY(check_slots(args.payloads, args.stride, args.ranks, bytes));
     if (overlap(args.payload.data(), bytes, args.payloads, args.stride * (args.ranks - 1) + bytes))
       return StatusCode::invalid_argument;
   }

@@ -272,6 +272,7 @@ int encode_call(const EncodeCall& call, Stream handle) noexcept {
 template <class Block>
 int decode_groups(const DecodeJob& job, bool add, cudaStream_t stream) {
   const size_t ctas = ceil_div(groups_of(job.count), kBlockWarps) + (job.count == 0);  // an empty one is checked too
+  if (job.ranks > 0) return launch<sum_blocks<Block>>(job, kBlockThreads, 0, ctas, stream);
   return add ? launch<decode_blocks<Block, true>>(job, kBlockThreads, 0, ctas, stream)
              : launch<decode_blocks<Block, false>>(job, kBlockThreads, 0, ctas, stream);
 }
@@ -283,7 +284,7 @@ int decode_scaled(const CodecSpec& spec, const DecodeJob& job, bool add, cudaStr
 }
 
 int decode_none(const DecodeJob& job, bool add, cudaStream_t stream) {
-  if (job.scale != 1.0f || add) return decode_groups<NoneBlock>(job, add, stream);
+  if (job.scale != 1.0f || add || job.ranks > 0) return decode_groups<NoneBlock>(job, add, stream);
   const size_t ctas = ceil_div(job.count * dtype_bytes(job.dtype), size_t{kBlockThreads} * 16) + (job.count == 0);
   switch (dtype_bytes(job.dtype)) {
     case 4:
@@ -304,6 +305,11 @@ int decode_chunks(const ChunkDecodeJob& job, bool add, cudaStream_t stream) {
                                     ceil_div(ceil_div(job.count, kTile), kTileWarps) + (job.count == 0), stream);
 }
 
+template <class V>
+int sum_chunks_of(const ChunkDecodeJob& job, cudaStream_t stream) {
+  return launch<sum_chunks<V>>(job, kTileWarps * 32, 0, ceil_div(ceil_div(job.count, kTile), kTileWarps), stream);
+}
+
 int decode_call(const DecodeCall& call, Stream handle) noexcept {
   const cudaStream_t stream = stream_of(handle);
   codecs::Sections<const std::byte> sections;
@@ -319,6 +325,8 @@ int decode_call(const DecodeCall& call, Stream handle) noexcept {
   job.count = call.count;
   job.scale = call.scale;
   job.fault = call.fault;
+  job.stride = call.stride;
+  job.ranks = call.ranks;
   switch (call.spec.id) {
     case CodecId::none:
       return decode_none(job, call.add, stream);
@@ -340,9 +348,13 @@ int decode_call(const DecodeCall& call, Stream handle) noexcept {
       job.chunk = call.spec.param1;
       job.entries = codecs::Codec<CodecId::chunk_topk>::entries(call.spec, call.count);
       job.verdict = reinterpret_cast<uint64_t*>(call.workspace);
-      const int status =
-          validate(call.spec, call.header, call.payload, 0, 1, 1, job.second, call.count, call.workspace, stream);
+      const unsigned ranks = call.ranks > 0 ? call.ranks : 1;
+      const int status = validate(call.spec, call.header, call.payload, call.stride, ranks, ranks, job.second,
+                                  call.count, call.workspace, stream);
       if (status != cudaSuccess) return status;
+      if (call.ranks > 0)
+        return call.spec.value == DType::f32 ? sum_chunks_of<uint32_t>(job, stream)
+                                             : sum_chunks_of<uint16_t>(job, stream);
       return with_type(call.dtype, [&](auto o) {
         return call.spec.value == DType::f32 ? decode_chunks<uint32_t, decltype(o)>(job, call.add, stream)
                                              : decode_chunks<uint16_t, decltype(o)>(job, call.add, stream);

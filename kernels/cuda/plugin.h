@@ -10,7 +10,7 @@
 
 namespace gradgate::kernels::cuda {
 
-inline constexpr uint32_t kPluginVersion = 1;
+inline constexpr uint32_t kPluginVersion = 2;
 inline constexpr const char* kPluginSymbol = "gradgate_cuda_plugin";
 
 /// A call whose arguments have been checked by the host.
@@ -45,6 +45,9 @@ struct DecodeCall {
   bool add;
   std::byte* workspace;
   uint64_t* fault;
+  // The sum of an all_gather: rank r's payload stands at payload + r * stride; ranks 0: decode the one payload.
+  size_t stride;
+  unsigned ranks;
 };
 
 /// The functions return a cudaError_t: 0, or what the launch said.

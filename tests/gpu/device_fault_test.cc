@@ -128,10 +128,48 @@ TEST_P(DeviceFault, TheFirstRankAtFaultIsNamedAndNothingIsSummed) {
   EXPECT_TRUE(bytes_equal(e.data(), slot.fetch(), kCount * 4, 4));
 }
 
+TEST_P(DeviceFault, TheFirstRankAtFaultIsNamedAndNothingIsWritten) {
+  const Payload term = good();
+  const size_t bytes = term.size();
+  std::vector<std::byte> all(4 * bytes);
+  for (int rank = 0; rank < 4; ++rank) std::memcpy(all.data() + rank * bytes, term.data(), bytes);
+  const auto sum = [&](bool* touched, unsigned* rank) {
+    const std::vector<float> before(kCount, -7.0f);
+    const uint64_t zero = 0;
+    DeviceBuffer payloads(all.data(), all.size()), out(before.data(), kCount * 4), fault(&zero, 8),
+        workspace(device::workspace_bytes(spec(), DType::f32, kCount));
+    device::DecodeSumArgs args;
+    args.payloads = payloads.data();
+    args.stride = bytes;
+    args.ranks = 4;
+    args.out = {out.data(), kCount, DType::f32};
+    args.workspace = {workspace.data(), workspace.size()};
+    args.fault = fault.as<uint64_t>();
+    EXPECT_TRUE(device::decode_sum(spec(), args, stream_).ok());
+    EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+    uint64_t word = 0;
+    std::memcpy(&word, fault.fetch(), 8);
+    *touched = std::memcmp(before.data(), out.fetch(), kCount * 4) != 0;
+    return device::fault_status(word, rank);
+  };
+  bool touched = false;
+  unsigned rank = 99;
+  EXPECT_TRUE(sum(&touched, &rank).ok());
+  EXPECT_TRUE(touched);
+  all[3 * bytes] ^= std::byte{1};  // rank 3: magic
+  EXPECT_EQ(sum(&touched, &rank), (Status{StatusCode::bad_payload, static_cast<int64_t>(PayloadFault::magic)}));
+  EXPECT_EQ(rank, 3u);
+  EXPECT_FALSE(touched);
+  all[1 * bytes + 28] ^= std::byte{1};  // rank 1: check
+  EXPECT_EQ(sum(&touched, &rank), (Status{StatusCode::bad_payload, static_cast<int64_t>(PayloadFault::check)}));
+  EXPECT_EQ(rank, 1u);
+  EXPECT_FALSE(touched);
+}
+
 std::string name_of(const ::testing::TestParamInfo<const char*>& p) { return test_name(p.param); }
 INSTANTIATE_TEST_SUITE_P(Codecs, DeviceFault,
-                         ::testing::Values("none", "bf16", "fp16", "int8", "int4:hadamard", "onebit", "chunk-topk:8/1024",
-                                           "chunk-topk:3/2048:bf16"),
+                         ::testing::Values("none", "bf16", "fp16", "int8", "int4:hadamard", "onebit",
+                                           "chunk-topk:8/1024", "chunk-topk:3/2048:bf16"),
                          name_of);
 INSTANTIATE_TEST_SUITE_P(Codecs, DeviceIndexFault,
                          ::testing::Values("chunk-topk:8/1024", "chunk-topk:3/2048:bf16", "chunk-topk:2/32"), name_of);
@@ -170,6 +208,28 @@ TEST_F(DeviceArguments, AreRefusedBeforeAnythingIsEnqueued) {
   decode_args.out = {gradient.data(), kCount, DType::f32};
   decode_args.workspace = {workspace.data(), scratch};
   EXPECT_EQ(device::decode(spec, decode_args, stream_).code(), StatusCode::invalid_argument) << "no fault word";
+  device::DecodeSumArgs sum_args;
+  sum_args.payloads = payload.data();
+  sum_args.stride = bytes;
+  sum_args.out = {gradient.data(), kCount, DType::f32};
+  sum_args.workspace = {workspace.data(), scratch};
+  DeviceBuffer fault(8);
+  const auto sum_with = [&](auto change) {
+    device::DecodeSumArgs changed = sum_args;
+    changed.fault = fault.as<uint64_t>();
+    change(changed);
+    return device::decode_sum(spec, changed, stream_).code();
+  };
+  EXPECT_EQ(sum_with([](auto& a) { a.fault = nullptr; }), StatusCode::invalid_argument);
+  EXPECT_EQ(sum_with([](auto& a) { a.ranks = 0; }), StatusCode::invalid_argument);
+  EXPECT_EQ(sum_with([](auto& a) { a.payloads = nullptr; }), StatusCode::invalid_argument);
+  EXPECT_EQ(sum_with([](auto& a) { a.payloads += 8; }), StatusCode::invalid_argument);
+  EXPECT_EQ(sum_with([](auto& a) { a.ranks = 2, a.stride -= 16; }), StatusCode::invalid_argument) << "too near";
+  EXPECT_EQ(sum_with([](auto& a) { a.ranks = 2, a.stride += 8; }), StatusCode::invalid_argument) << "not aligned";
+  EXPECT_EQ(sum_with([&](auto& a) { a.out.data = payload.data(); }), StatusCode::invalid_argument) << "overlaps";
+  EXPECT_EQ(sum_with([](auto& a) { a.out.dtype = DType::f64; }), StatusCode::unsupported);
+  EXPECT_EQ(sum_with([](auto& a) { a.gradient = DType::f64; }), StatusCode::unsupported);
+  EXPECT_EQ(sum_with([&](auto& a) { a.workspace = {workspace.data(), scratch - 1}; }), StatusCode::workspace_too_small);
   // Sizes past 2^31 are arithmetic on the host: they must neither wrap nor allocate.
   const size_t huge = (size_t{1} << 33) + 5;
   EXPECT_GE(payload_bytes(spec, DType::f32, huge), huge / 1024 * 48);

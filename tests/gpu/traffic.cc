@@ -92,6 +92,16 @@ struct Traffic {
     reduce.fault = reinterpret_cast<uint64_t*>(fault);
     begin(text, "sum of 4, encode", 3 * wire + in + wire);
     require(device::reduce_encode(spec, reduce, nullptr).ok(), "reduce_encode");
+    device::DecodeSumArgs sum;
+    sum.payloads = payloads;
+    sum.stride = bytes;
+    sum.ranks = 4;
+    sum.gradient = dtype;
+    sum.out = {out, count, dtype};
+    sum.workspace = {workspace, scratch};
+    sum.fault = reinterpret_cast<uint64_t*>(fault);
+    begin(text, "decode, sum of 4", 4 * wire + in);
+    require(device::decode_sum(spec, sum, nullptr).ok(), "decode_sum");
     begin(text, "end", 0);
     for (std::byte* p : {gradient, residual, payloads, payload, workspace, out, fault}) cudaFree(p);
   }
@@ -107,9 +117,9 @@ int main(int argc, char** argv) {
     return 1;
   }
   const Traffic traffic{size_t{1} << 20, argc > 1 && std::string(argv[1]) == "bf16" ? DType::bf16 : DType::f32};
-  for (const char* text : {"none", "bf16", "fp16", "int8", "int8:sr", "fp8", "fp8:e5m2", "int4", "int4:sr", "int4:hadamard", "onebit",
-                           "chunk-topk:8/1024", "chunk-topk:8/1024:bf16", "chunk-topk:100/1024",
-                           "chunk-topk:32/4096"})
+  for (const char* text :
+       {"none", "bf16", "fp16", "int8", "int8:sr", "fp8", "fp8:e5m2", "int4", "int4:sr", "int4:hadamard", "onebit",
+        "chunk-topk:8/1024", "chunk-topk:8/1024:bf16", "chunk-topk:100/1024", "chunk-topk:32/4096"})
     traffic.run(text);
   return 0;
 }
