@@ -13,7 +13,7 @@ struct Codec<CodecId::bf16> {
   static constexpr bool kFeedback = true, kDefaultFeedback = false;
   static constexpr int kFidelity = 20;
   static constexpr Exchange kExchange = Exchange::two_shot;
-  static constexpr unsigned kTravels = kByShards;
+  static constexpr unsigned kTravels = kByShards | by(Exchange::all_reduce);
 
   static bool parse(std::string_view parameters, CodecSpec*, Message* why) noexcept {
     return no_parameters(parameters, "bf16", why);
@@ -29,6 +29,9 @@ struct Codec<CodecId::bf16> {
     sections->first = carver.take(count, 2);
     sections->first_bytes = count * 2;
   }
+
+  /// bf16 has the range of f32, so sums need no scaling first.
+  static Addends addends(const CodecSpec&, size_t count) noexcept { return {32, count, DType::bf16}; }
 };
 
 }  // namespace gradgate::codecs

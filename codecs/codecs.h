@@ -9,6 +9,7 @@
 #include "codecs/int8.h"
 #include "codecs/none.h"
 #include "codecs/onebit.h"
+#include "codecs/randk.h"
 #include "codecs/topk.h"
 
 namespace gradgate::codecs {
@@ -44,6 +45,18 @@ size_t bind_payload(const CodecSpec& spec, DType gradient, size_t count, Byte* b
     if (!codec.takes(gradient)) return 0;
     codec.layout(spec, gradient, count, carver, sections);
     return carver.bytes();
+  });
+}
+
+/// What payloads of this codec add up in, where they travel by all_reduce; nothing elsewhere. `none` is reduced dense,
+/// without a payload.
+inline Addends addends_of(const CodecSpec& spec, size_t count) noexcept {
+  return visit(spec.id, Addends{}, [&](auto codec) -> Addends {
+    if constexpr (requires { codec.addends(spec, count); }) {
+      return codec.addends(spec, count);
+    } else {
+      return {};
+    }
   });
 }
 

@@ -51,4 +51,11 @@ struct Sections {
   size_t first_bytes = 0, second_bytes = 0, third_bytes = 0;  ///< without padding
 };
 
+/// The values of a payload that the all_reduce exchange sums: the last section.
+struct Addends {
+  size_t offset = 0;  ///< bytes from the start of the payload
+  size_t count = 0;
+  DType dtype = DType::f32;
+};
+
 }  // namespace gradgate::codecs

@@ -45,6 +45,9 @@ void section_bytes(const CodecSpec& spec, DType gradient, size_t n, size_t* firs
       break;
     case CodecId::topk:  // three sections: TopkLayout
       break;
+    case CodecId::randk:
+      randk_section_bytes(spec, n, first, second);
+      break;
     case CodecId::chunk_topk:
       *first = entries(spec, n) * (spec.value == DType::f32 ? 4 : 2), *second = entries(spec, n) * 2;
       break;
@@ -79,6 +82,7 @@ std::vector<std::byte> with_header(const CodecSpec& spec, DType gradient, size_t
       value = 2;
       break;
     case CodecId::topk:
+    case CodecId::randk:
     case CodecId::chunk_topk:
       value = static_cast<uint8_t>(spec.value), p0 = spec.param0, p1 = spec.param1;
       break;
@@ -175,6 +179,9 @@ std::vector<std::byte> encode_x(const CodecSpec& spec, DType gradient, const std
       break;
     case CodecId::topk:
       if (n > 0) encode_vector_topk(spec, x, &payload);
+      break;
+    case CodecId::randk:
+      if (n > 0) encode_randk(spec, x, seed, &payload);
       break;
     case CodecId::chunk_topk:
       encode_topk(spec, x, 32, second_at, &payload);
@@ -288,7 +295,8 @@ std::vector<std::byte> encode(const CodecSpec& spec, ConstVec gradient, float* r
 std::vector<float> values(const CodecSpec& spec, DType gradient, size_t n, const std::byte* payload,
                           std::vector<bool>* sent) {
   std::vector<float> d(n, 0.0f);
-  if (sent != nullptr) sent->assign(n, spec.id != CodecId::chunk_topk && spec.id != CodecId::topk);
+  if (sent != nullptr)
+    sent->assign(n, spec.id != CodecId::chunk_topk && spec.id != CodecId::topk && spec.id != CodecId::randk);
   size_t first = 0, second = 0;
   section_bytes(spec, gradient, n, &first, &second);
   const size_t second_at = 32 + up(first, 16);
@@ -314,6 +322,9 @@ std::vector<float> values(const CodecSpec& spec, DType gradient, size_t n, const
       break;
     case CodecId::topk:
       vector_topk_values(spec, n, payload, &d, sent);
+      break;
+    case CodecId::randk:
+      randk_values(spec, n, payload, &d, sent);
       break;
     case CodecId::chunk_topk: {
       size_t entry = 0;

@@ -1,13 +1,11 @@
 // The reference of docs/format.md, continued: scaled blocks, onebit and fp16, and the random numbers.
 #include <algorithm>
-#include <array>
 
 #include "codecs/reference_detail.h"
 
 namespace gradgate::reference::detail {
-namespace {
 
-// §5: the four words of a block.
+// §5.
 std::array<uint32_t, 4> philox(std::array<uint32_t, 4> c, std::array<uint32_t, 2> k) {
   for (int round = 0; round < 10; ++round) {
     const uint64_t p = 0xd2511f53ull * c[0], q = 0xcd9e8d57ull * c[2];
@@ -17,6 +15,9 @@ std::array<uint32_t, 4> philox(std::array<uint32_t, 4> c, std::array<uint32_t, 2
   }
   return c;
 }
+
+namespace {
+
 // u(t) of element i of a vector.
 float dither(const Seed& seed, size_t i) {
   const uint64_t t = seed.first + i, b = 32 * (t / 256) + t % 32, k = t % 256 / 32;

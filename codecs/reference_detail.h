@@ -1,6 +1,7 @@
 // What the files of the reference share: bits of floats, f16 and bf16, bytes of payloads.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -37,6 +38,9 @@ T get(const std::byte* payload, size_t at) {
   std::memcpy(&value, payload + at, sizeof value);
   return value;
 }
+
+// §5: the four words of a block of random numbers.
+std::array<uint32_t, 4> philox(std::array<uint32_t, 4> c, std::array<uint32_t, 2> k);
 
 // The codecs of blocks and of scaled vectors (reference_blocks.cc): x into the sections of a payload, and back.
 void encode_scaled(const CodecSpec& spec, const Seed& seed, const std::vector<float>& x, size_t scales_at,

@@ -20,4 +20,13 @@ void encode_vector_topk(const CodecSpec& spec, const std::vector<float>& x, std:
 void vector_topk_values(const CodecSpec& spec, size_t n, const std::byte* payload, std::vector<float>* d,
                         std::vector<bool>* sent);
 
+/// Elements of a randk payload's entries, from the four words of its sample; n > 0.
+std::vector<size_t> randk_elements(const CodecSpec& spec, size_t n, const uint32_t* words);
+/// Bytes of its sections 0 and 1.
+void randk_section_bytes(const CodecSpec& spec, size_t n, size_t* first, size_t* second);
+/// Writes sample and values of x into a payload that has its header.
+void encode_randk(const CodecSpec& spec, const std::vector<float>& x, Seed seed, std::vector<std::byte>* payload);
+void randk_values(const CodecSpec& spec, size_t n, const std::byte* payload, std::vector<float>* d,
+                  std::vector<bool>* sent);
+
 }  // namespace gradgate::reference

@@ -1,4 +1,4 @@
-// Texts of topk, whose parameter is a ratio.
+// Texts of topk and randk, whose parameter is a ratio.
 #include <cfenv>
 #include <charconv>
 #include <cmath>
@@ -73,21 +73,38 @@ Message ratio_text(const CodecSpec& spec) noexcept {
   return text;
 }
 
-bool Codec<CodecId::topk>::parse(std::string_view parameters, CodecSpec* spec, Message* why) noexcept {
+namespace {
+
+// "ratio[:vtype]" of the codecs whose values are f32 or bf16.
+bool parse_ratio_and_value(std::string_view parameters, const char* name, CodecSpec* spec, Message* why) noexcept {
   const size_t colon = parameters.find(':');
-  if (!parse_ratio(parameters.substr(0, colon), "topk", spec, why)) return false;
+  if (!parse_ratio(parameters.substr(0, colon), name, spec, why)) return false;
   if (colon == std::string_view::npos) return true;
   const std::string_view type = parameters.substr(colon + 1);
   if (type != "bf16" && type != "f32") {
-    if (why != nullptr) why->format("topk: value type is '%.*s', must be f32 or bf16", shown(type), type.data());
+    if (why != nullptr) why->format("%s: value type is '%.*s', must be f32 or bf16", name, shown(type), type.data());
     return false;
   }
   spec->value = type == "bf16" ? DType::bf16 : DType::f32;
   return true;
 }
 
+}  // namespace
+
+bool Codec<CodecId::topk>::parse(std::string_view parameters, CodecSpec* spec, Message* why) noexcept {
+  return parse_ratio_and_value(parameters, "topk", spec, why);
+}
+
 void Codec<CodecId::topk>::format(const CodecSpec& spec, Message* text) noexcept {
   text->format("topk:%s%s", ratio_text(spec).text, spec.value == DType::bf16 ? ":bf16" : "");
+}
+
+bool Codec<CodecId::randk>::parse(std::string_view parameters, CodecSpec* spec, Message* why) noexcept {
+  return parse_ratio_and_value(parameters, "randk", spec, why);
+}
+
+void Codec<CodecId::randk>::format(const CodecSpec& spec, Message* text) noexcept {
+  text->format("randk:%s%s", ratio_text(spec).text, spec.value == DType::bf16 ? ":bf16" : "");
 }
 
 }  // namespace gradgate::codecs

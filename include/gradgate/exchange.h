@@ -53,7 +53,7 @@ struct ExchangeShape {
 struct ExchangeArgs {
   ExchangeShape shape;
   Vec gradient;  ///< in: this rank's gradient; out: the average over ranks, in its dtype. Changed only by the last
-                 ///< next(). (all_reduce works in place: it is scaled by begin().)
+                 ///< next(). (The dense all_reduce works in place: it is scaled by begin().)
   float* residual = nullptr;  ///< shape.count elements, sum units; required for Feedback::apply and flush
   Feedback feedback = Feedback::none;
   Bytes workspace;  ///< at least exchange_workspace_bytes(shape), any alignment
@@ -80,8 +80,9 @@ struct CollectiveCall {
 /// Bytes of workspace; 0 is possible. Exact and a pure function of the shape.
 GRADGATE_API size_t exchange_workspace_bytes(const ExchangeShape& shape) noexcept;
 /// Bytes that stand for M/r when the exchange is priced: the size of all ranks' slots of one phase (two_shot: ranks ×
-/// payload of a shard), of one rank's payload for all_gather, of the vector for all_reduce; 0 when the codec does not
-/// take the dtype or does not travel by the exchange.
+/// payload of a shard), of one rank's payload for all_gather, of what is summed for all_reduce (the vector, or the
+/// payload's values and the witness in front of them); 0 when the codec does not take the dtype or does not travel by
+/// the exchange.
 GRADGATE_API size_t exchange_wire_bytes(const ExchangeShape& shape) noexcept;
 
 /// The state machine. No allocation, no I/O, no clock; about 500 bytes, movable between calls.
@@ -97,11 +98,11 @@ class GRADGATE_API ExchangeMachine {
   /// that received one. The gradient is then untouched, the residual is not.
   Status next(CollectiveCall* call) noexcept;
   /// Fails this rank's part on purpose (a rank that ran out of memory, a test): the next payload it sends is an error
-  /// payload. An all_reduce carries no payload: its first next() fails here, and the peers' wait for this rank ends at
-  /// their deadline.
+  /// payload (over all_reduce: a witness that says so). The dense all_reduce carries neither: its first next() fails
+  /// here, and the peers' wait for this rank ends at their deadline.
   void fail(StatusCode code) noexcept;
 
-  /// Elements of x that were not finite on this rank, both stages. all_reduce does not look.
+  /// Elements of x that were not finite on this rank, both stages. The dense all_reduce does not look.
   uint64_t non_finite() const noexcept { return non_finite_; }
   /// After a failure: every rank knows of it, since it was made or told before the last collective. False for damage
   /// that only its receiver saw.
@@ -112,8 +113,12 @@ class GRADGATE_API ExchangeMachine {
  private:
   enum class Phase : uint8_t { idle, ready, stage1, stage2, stage3, done };
   Status start(const ExchangeArgs& args, int divisor) noexcept;
-  Status begin_all_reduce() noexcept;
+  Status begin_dense() noexcept;
+  Status next_dense(CollectiveCall* call) noexcept;
+  bool dense() const noexcept;
+  void begin_all_reduce() noexcept;
   Status next_all_reduce(CollectiveCall* call) noexcept;
+  Status decode_sums() noexcept;
   void begin_hierarchical() noexcept;
   void begin_between_nodes() noexcept;
   Status next_hierarchical(CollectiveCall* call) noexcept;
@@ -163,16 +168,16 @@ GRADGATE_API int launcher_ranks_per_node() noexcept;
 
 /// Drives a machine over a communicator: the C++ issuer. Any failure names the operation in `why` (optional, as is
 /// `times`). Every collective may wait timeout_s for its peers. A hierarchical exchange needs `tiers`. encode_s is
-/// begin() and, for two_shot, the owner's sum; decode_s is what follows the last collective. An all_reduce is transfer
-/// as a whole, its scaling included.
+/// begin() and, for two_shot, the owner's sum; decode_s is what follows the last collective. A dense all_reduce is
+/// transfer as a whole, its scaling included.
 GRADGATE_API Status run_exchange(Communicator& comm, const ExchangeArgs& args, double timeout_s,
                                  const CodecRates& rates, ExchangeTimes* times, Message* why,
                                  const NodeTiers* tiers = nullptr) noexcept;
 
 /// Times the codec work of one exchange without any communication and without changing gradient or residual: this
 /// rank's payloads stand in for its peers'. `scratch` holds exchange_shadow_bytes(shape) bytes, any alignment. Both
-/// times are split as in run_exchange(); a virtual clock is charged by the same rates. all_reduce: nothing to time,
-/// both are 0. With Feedback::apply a null residual stands for zeros; args.workspace is not used.
+/// times are split as in run_exchange(); a virtual clock is charged by the same rates. Dense: nothing to time, both are
+/// 0. With Feedback::apply a null residual stands for zeros; args.workspace is not used.
 GRADGATE_API size_t exchange_shadow_bytes(const ExchangeShape& shape) noexcept;
 GRADGATE_API Status shadow_exchange(Communicator& clock, const ExchangeArgs& args, Bytes scratch,
                                     const CodecRates& rates, ExchangeTimes* times) noexcept;

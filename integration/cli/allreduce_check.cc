@@ -5,10 +5,12 @@
 #include <cstring>
 #include <vector>
 
+#include "codecs/codecs.h"
 #include "codecs/reference.h"
 #include "gradgate/exchange.h"
 #include "integration/cli/ranks.h"
 #include "integration/cli/test_data.h"
+#include "integration/comm/half.h"
 #include "integration/session_impl.h"
 
 namespace gradgate::cli {
@@ -78,6 +80,7 @@ std::vector<double> codec_bounds(const CodecSpec& spec, const std::vector<double
       break;
     case CodecId::onebit: blocks(1024, [&](double a, double, double) { return a * kRounded; }); break;
     case CodecId::topk:
+    case CodecId::randk:
     case CodecId::chunk_topk: each([](double x) { return x * (1 + 0x1p-8); }); break;  // left out, or rounded to bf16
   }
   return bounds;
@@ -145,6 +148,32 @@ std::vector<float> gathered_result(const CodecSpec& spec, DType dtype, int ranks
   return widen(out.data(), count, dtype);
 }
 
+// The same of an all_reduce of payloads: the sums of their values, in rank order and the values' dtype.
+std::vector<float> summed_result(const CodecSpec& spec, DType dtype, int ranks, size_t first, size_t count) {
+  std::vector<std::vector<std::byte>> payloads;
+  for (int r = 0; r < ranks; ++r) {
+    std::vector<float> residual(spec.feedback ? count : 0);
+    const std::vector<std::byte> values = input(r, ranks, dtype, first, count);
+    payloads.push_back(reference::encode(spec, ConstVec(values.data(), count, dtype), spec.feedback ? residual.data() : nullptr, false,
+                                         Seed{.stream = 0xffffffffu, .first = first}, nullptr));
+  }
+  const codecs::Addends adds = codecs::addends_of(spec, count);
+  std::vector<float> sum(adds.count);
+  for (size_t r = 0; r < payloads.size(); ++r) {
+    const std::vector<float> values = widen(payloads[r].data() + adds.offset, adds.count, adds.dtype);
+    for (size_t i = 0; i < adds.count; ++i) sum[i] = r == 0 ? values[i] : sum[i] + values[i];
+  }
+  std::byte* sums = payloads[0].data() + adds.offset;
+  for (size_t i = 0; i < adds.count; ++i) {
+    const uint16_t half = comm::float_to_bf16(sum[i]);
+    if (adds.dtype == DType::f32) std::memcpy(sums + 4 * i, &sum[i], 4);
+    if (adds.dtype == DType::bf16) std::memcpy(sums + 2 * i, &half, 2);
+  }
+  std::vector<std::byte> out(count * dtype_bytes(dtype));
+  reference::decode(spec, dtype, payloads[0].data(), {out.data(), count, dtype}, static_cast<float>(1.0 / ranks), Into::store);
+  return widen(out.data(), count, dtype);
+}
+
 bool same_bits(float a, float b) { return std::memcmp(&a, &b, sizeof a) == 0; }
 
 class Checker {
@@ -153,7 +182,7 @@ class Checker {
       : codec_(codec), dtype_(dtype), count_(count), outputs_(outputs), ranks_(ranks == 0 ? static_cast<int>(outputs.size()) : ranks), bad_(count) {}
 
   AllReduceCheck run() {
-    dense_ = ranks_ == 1 || codec_.exchange == Exchange::all_reduce;
+    dense_ = ranks_ == 1 || (codec_.exchange == Exchange::all_reduce && codec_.spec.id == CodecId::none);
     for (size_t first = 0; first < count_; first += kWindow) check_window(first, std::min(kWindow, count_ - first));
     if (!dense_) check_reference();
     result_.wrong += static_cast<uint64_t>(std::count(bad_.begin(), bad_.end(), true));
@@ -203,6 +232,8 @@ class Checker {
     if (begin == end) return;
     const std::vector<float> expected = codec_.exchange == Exchange::all_gather
                                             ? gathered_result(codec_.spec, dtype_, ranks_, begin, end - begin)
+                                        : codec_.exchange == Exchange::all_reduce
+                                            ? summed_result(codec_.spec, dtype_, ranks_, begin, end - begin)
                                             : reference_result(codec_.spec, dtype_, owner, ranks_, begin, end - begin);
     const std::vector<float> got = widen(at(0, begin), end - begin, dtype_);
     for (size_t i = 0; i < expected.size(); ++i) {

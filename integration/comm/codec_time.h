@@ -9,8 +9,8 @@ namespace gradgate::comm {
 inline bool has_codec_work(const ExchangeShape& shape) noexcept {
   const bool two_tiers = shape.candidate.exchange == Exchange::hierarchical;
   const Exchange carrier = two_tiers ? shape.candidate.between : shape.candidate.exchange;
-  return carrier != Exchange::all_reduce && shape.count != 0 &&
-         shape.ranks > (two_tiers && shape.ranks_per_node > 0 ? shape.ranks_per_node : 1);
+  const bool dense = carrier == Exchange::all_reduce && shape.candidate.codec.id == CodecId::none;
+  return !dense && shape.count != 0 && shape.ranks > (two_tiers && shape.ranks_per_node > 0 ? shape.ranks_per_node : 1);
 }
 
 /// What a virtual clock is charged for encoding or decoding one gradient.

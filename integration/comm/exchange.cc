@@ -1,8 +1,9 @@
-// What all exchanges share: sizes, checks of the arguments, and the all_reduce exchange, which is what a trainer does
+// What all exchanges share: sizes, checks of the arguments, and the dense all_reduce, which is what a trainer does
 // without gradgate.
 #include "gradgate/exchange.h"
 
 #include "integration/comm/all_gather_layout.h"
+#include "integration/comm/all_reduce_layout.h"
 #include "integration/comm/dense_scale.h"
 #include "integration/comm/hierarchical_layout.h"
 #include "integration/comm/two_shot_layout.h"
@@ -23,6 +24,12 @@ Status check_shape(const ExchangeShape& shape, Message* why) noexcept {
   }
   if (shape.candidate.exchange == Exchange::all_reduce) {
     if (codec == CodecSpec{} && all_reduce_takes(shape.dtype)) return {};
+    const bool adds = codec.id != CodecId::none && codec_travels_by(codec, Exchange::all_reduce);
+    if (adds && codec_takes(codec, shape.dtype)) {
+      if (comm::AllReduceBuffers(shape, nullptr).bytes != 0) return {};
+      why->format("%s cannot encode %zu elements", format_codec(codec).text, shape.count);
+      return StatusCode::invalid_argument;
+    }
     why->format("%s does not travel by all_reduce with %s gradients", format_codec(codec).text,
                 dtype_name(shape.dtype));
     return StatusCode::unsupported;
@@ -120,8 +127,9 @@ Candidate default_candidate(const CodecSpec& codec) noexcept {
 
 size_t exchange_workspace_bytes(const ExchangeShape& shape) noexcept {
   Message ignored;
-  if (!check_shape(shape, &ignored).ok() || shape.candidate.exchange == Exchange::all_reduce) return 0;
-  if (shape.ranks == 1 || shape.count == 0) return 0;
+  if (!check_shape(shape, &ignored).ok() || shape.ranks == 1 || shape.count == 0) return 0;
+  if (shape.candidate.exchange == Exchange::all_reduce)
+    return shape.candidate.codec.id == CodecId::none ? 0 : comm::AllReduceBuffers(shape, nullptr).bytes;
   if (shape.candidate.exchange == Exchange::hierarchical) return comm::HierarchicalBuffers(shape, nullptr).bytes;
   if (shape.candidate.exchange == Exchange::all_gather) return comm::AllGatherBuffers(shape, nullptr).bytes;
   return comm::TwoShotBuffers(shape, comm::Shards(shape), nullptr).bytes;
@@ -137,6 +145,7 @@ size_t exchange_wire_bytes(const ExchangeShape& shape) noexcept {
     return static_cast<size_t>(part.per_node) * exchange_wire_bytes(first);
   }
   if (shape.candidate.exchange == Exchange::all_reduce) {
+    if (shape.candidate.codec.id != CodecId::none) return comm::AllReduceBuffers(shape, nullptr).sum_bytes();
     size_t bytes = 0;
     return __builtin_mul_overflow(shape.count, dtype_bytes(shape.dtype), &bytes) ? 0 : bytes;
   }
@@ -145,16 +154,21 @@ size_t exchange_wire_bytes(const ExchangeShape& shape) noexcept {
   return static_cast<size_t>(shape.ranks) * comm::Shards(shape).slot_bytes;
 }
 
-Status ExchangeMachine::begin(const ExchangeArgs& args) noexcept { return start(args, args.shape.ranks); }
+Status ExchangeMachine::begin(const ExchangeArgs& args) noexcept {
+  ExchangeArgs whole = args;
+  whole.seed.first = 0;
+  return start(whole, args.shape.ranks);
+}
 
 Status ExchangeMachine::start(const ExchangeArgs& args, int divisor) noexcept {
   *this = {};
   args_ = args;
   divisor_ = divisor;
   GRADGATE_TRY(check_args(args, &error_));
-  const bool alone = args.shape.ranks == 1 || args.shape.count == 0;
-  if (alone || args.shape.candidate.exchange == Exchange::all_reduce) {
-    GRADGATE_TRY(begin_all_reduce());
+  if (dense()) {
+    GRADGATE_TRY(begin_dense());
+  } else if (args.shape.candidate.exchange == Exchange::all_reduce) {
+    begin_all_reduce();
   } else if (args.shape.candidate.exchange == Exchange::hierarchical) {
     begin_hierarchical();
   } else if (args.shape.candidate.exchange == Exchange::all_gather) {
@@ -174,8 +188,8 @@ Status ExchangeMachine::next(CollectiveCall* call) noexcept {
     return StatusCode::bad_state;
   }
   if (phase_ == Phase::done) return failed_;
-  const bool alone = args_.shape.ranks == 1 || args_.shape.count == 0;
-  if (alone || args_.shape.candidate.exchange == Exchange::all_reduce) return next_all_reduce(call);
+  if (dense()) return next_dense(call);
+  if (args_.shape.candidate.exchange == Exchange::all_reduce) return next_all_reduce(call);
   if (args_.shape.candidate.exchange == Exchange::hierarchical) return next_hierarchical(call);
   if (args_.shape.candidate.exchange == Exchange::all_gather) return next_all_gather(call);
   return next_two_shot(call);
@@ -197,9 +211,15 @@ void ExchangeMachine::blame(Status status, const char* text) noexcept {
   error_.format("%s", text);
 }
 
+bool ExchangeMachine::dense() const noexcept {
+  const ExchangeShape& shape = args_.shape;
+  return shape.ranks == 1 || shape.count == 0 ||
+         (shape.candidate.exchange == Exchange::all_reduce && shape.candidate.codec.id == CodecId::none);
+}
+
 // Scale, then sum: what DDP does to a bucket when there is no hook. A flush adds the residual before. Also every
 // exchange of one rank or of no elements, which ends here.
-Status ExchangeMachine::begin_all_reduce() noexcept {
+Status ExchangeMachine::begin_dense() noexcept {
   if (args_.feedback != Feedback::none && args_.shape.count != 0) {
     const Status status = fold_residual(args_.gradient, args_.residual, args_.executor);
     if (!status.ok()) {
@@ -211,7 +231,7 @@ Status ExchangeMachine::begin_all_reduce() noexcept {
   return {};
 }
 
-Status ExchangeMachine::next_all_reduce(CollectiveCall* call) noexcept {
+Status ExchangeMachine::next_dense(CollectiveCall* call) noexcept {
   const bool alone = args_.shape.ranks == 1 || args_.shape.count == 0;
   if (phase_ == Phase::ready && failed_.ok() && !alone) {
     phase_ = Phase::stage1;

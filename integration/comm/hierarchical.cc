@@ -63,6 +63,7 @@ void ExchangeMachine::begin_between_nodes() noexcept {
   auto* between = new (buffers.machine) ExchangeMachine;
   ExchangeArgs args = args_;
   args.shape = shard.between();
+  args.seed.first = shard.count == 0 ? 0 : shard.first;  // shards do not share random numbers
   args.gradient = {buffers.shard, shard.count, DType::f32};
   if (args_.feedback != Feedback::none) args.residual = args_.residual + shard.first;
   args.workspace = {buffers.between, exchange_workspace_bytes(args.shape)};

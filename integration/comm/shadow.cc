@@ -4,6 +4,7 @@
 
 #include "gradgate/exchange.h"
 #include "integration/comm/all_gather_layout.h"
+#include "integration/comm/all_reduce_layout.h"
 #include "integration/comm/codec_time.h"
 #include "integration/comm/hierarchical_layout.h"
 #include "integration/comm/two_shot_layout.h"
@@ -162,6 +163,52 @@ Status shadow_all_gather(Communicator& clock, const ExchangeArgs& args, const Ga
   return {};
 }
 
+/// The same for an all_reduce.
+struct ReduceShadowBuffers {
+  comm::AllReduceBuffers exchange;
+  std::byte *residual, *out;
+  size_t bytes;
+
+  ReduceShadowBuffers(const ExchangeShape& shape, std::byte* base) noexcept : exchange(shape, nullptr) {
+    comm::WorkspaceCarver carver(base);
+    exchange = comm::AllReduceBuffers(shape, carver.take(exchange.bytes, 1));
+    residual = carver.take(shape.count, sizeof(float));
+    out = carver.take(shape.count, dtype_bytes(shape.dtype));
+    bytes = carver.bytes();
+  }
+};
+
+Status shadow_all_reduce(Communicator& clock, const ExchangeArgs& args, const ReduceShadowBuffers& buffers,
+                         const CodecRates& rates, ExchangeTimes* times) noexcept {
+  const ExchangeShape& shape = args.shape;
+  const CodecSpec& spec = shape.candidate.codec;
+  float* residual = nullptr;
+  if (args.feedback == Feedback::apply) {
+    residual = reinterpret_cast<float*>(buffers.residual);
+    if (args.residual != nullptr) std::memcpy(residual, args.residual, shape.count * sizeof(float));
+    if (args.residual == nullptr) std::memset(residual, 0, shape.count * sizeof(float));
+  }
+  Seed seed = args.seed;
+  seed.stream = 0xffffffffu;
+  Lap lap(clock);
+  GRADGATE_TRY(encode(spec, {.gradient = args.gradient,
+                             .residual = residual,
+                             .payload = buffers.exchange.payload,
+                             .workspace = buffers.exchange.codec,
+                             .seed = seed,
+                             .executor = args.executor}));
+  charge(clock, shape, rates.encode_bytes_per_s);
+  lap.add_to(&times->encode_s);
+  GRADGATE_TRY(decode(spec, {.payload = buffers.exchange.payload,
+                             .gradient = shape.dtype,
+                             .out = {buffers.out, shape.count, shape.dtype},
+                             .scale = static_cast<float>(1.0 / shape.ranks),
+                             .executor = args.executor}));
+  charge(clock, shape, rates.decode_bytes_per_s);
+  lap.add_to(&times->decode_s);
+  return {};
+}
+
 }  // namespace
 
 size_t exchange_shadow_bytes(const ExchangeShape& shape) noexcept {
@@ -172,6 +219,7 @@ size_t exchange_shadow_bytes(const ExchangeShape& shape) noexcept {
     return exchange_shadow_bytes(first) + comm::WorkspaceCarver::kAlign + first.count * sizeof(float);
   }
   if (shape.candidate.exchange == Exchange::all_gather) return GatherShadowBuffers(shape, nullptr).bytes;
+  if (shape.candidate.exchange == Exchange::all_reduce) return ReduceShadowBuffers(shape, nullptr).bytes;
   return ShadowBuffers(shape, Shards(shape), nullptr).bytes;
 }
 
@@ -201,6 +249,8 @@ Status shadow_exchange(Communicator& clock, const ExchangeArgs& args, Bytes scra
   }
   if (shape.candidate.exchange == Exchange::all_gather)
     return shadow_all_gather(clock, args, GatherShadowBuffers(shape, scratch.data()), rates, times);
+  if (shape.candidate.exchange == Exchange::all_reduce)
+    return shadow_all_reduce(clock, args, ReduceShadowBuffers(shape, scratch.data()), rates, times);
   const Shards shards(shape);
   return shadow_two_shot(clock, args, ShadowBuffers(shape, shards, scratch.data()), shards, rates, times);
 }

@@ -46,7 +46,7 @@ void ExchangeMachine::begin_two_shot() noexcept {
     const Shard shard = shards[peer];
     Seed seed = args_.seed;
     seed.stream = static_cast<uint32_t>(shape.rank);
-    seed.first = shard.first;
+    seed.first = args_.seed.first + shard.first;
     EncodeStats stats;
     const Status status = encode(shape.candidate.codec,
                                  {.gradient = part(args_, shard),
@@ -110,7 +110,7 @@ void ExchangeMachine::send_sum(CollectiveCall* call) noexcept {
   if (failed_.ok()) {
     Seed seed = args_.seed;
     seed.stream = static_cast<uint32_t>(shape.ranks + shape.rank);
-    seed.first = own.first;
+    seed.first = args_.seed.first + own.first;
     EncodeStats stats;
     const Status status = reduce_encode(shape.candidate.codec,
                                         {.payloads = {views, static_cast<size_t>(shape.ranks)},

@@ -7,7 +7,8 @@
 #include "codecs/codecs.h"
 #include "codecs/header.h"
 #include "kernels/arguments.h"
-#include "kernels/cpu/float_env.h"
+#include "kernels/cpu/randk.h"
+#include "kernels/cpu/tasks.h"
 #include "kernels/cpu/topk.h"
 
 namespace gradgate::kernels::cpu {
@@ -15,23 +16,8 @@ namespace {
 
 using codecs::kGroup;
 
-constexpr size_t kTaskElements = size_t{64} << 10;  // fewer are not worth a thread
-constexpr size_t kSumElements = 4096;               // a tile of reduce_encode: 16 KiB of f32 stay in L1
+constexpr size_t kSumElements = 4096;  // a tile of reduce_encode: 16 KiB of f32 stay in L1
 constexpr size_t kWorkAlign = 64;
-
-size_t round_up(size_t n, size_t to) noexcept { return (n + to - 1) / to * to; }
-
-// How a vector is cut into tasks: by count and width alone, on multiples of the codec's unit.
-struct Split {
-  size_t tasks, elements;
-
-  Split(size_t count, size_t unit, unsigned width) noexcept {
-    const size_t most = count / kTaskElements, threads = width == 0 ? 1 : width;
-    tasks = most < 1 ? 1 : most < threads ? most : threads;
-    elements = round_up(count / tasks + (count % tasks != 0), unit);
-    if (elements > 0) tasks = count / elements + (count % elements != 0);
-  }
-};
 
 size_t tile_elements(const CodecSpec& spec) noexcept {
   const size_t unit = shard_alignment(spec);
@@ -53,25 +39,6 @@ struct SumPlan {
     stride = round_up(tile * sizeof(float) + cursors, kWorkAlign);
   }
 };
-
-// Calls f(begin, end, index) for each task, in the environment of the format.
-template <class F>
-void for_each_task(const Executor& executor, const Split& split, size_t count, const F& f) noexcept {
-  struct Context {
-    const F* f;
-    size_t elements, count;
-  } context{&f, split.elements, count};
-  if (count == 0) return;
-  executor(
-      split.tasks,
-      [](void* argument, size_t index) {
-        const Context& c = *static_cast<const Context*>(argument);
-        const size_t begin = index * c.elements;
-        const IeeeScope ieee;
-        (*c.f)(begin, c.count - begin < c.elements ? c.count : begin + c.elements, index);
-      },
-      &context);
-}
 
 std::byte* aligned_workspace(Bytes workspace) noexcept {
   return reinterpret_cast<std::byte*>(round_up(reinterpret_cast<uintptr_t>(workspace.data()), kWorkAlign));
@@ -187,6 +154,11 @@ Status encode(const Loops& loops, const CodecSpec& spec, const EncodeArgs& args,
   std::byte* const workspace = aligned_workspace(args.workspace);
   if (spec.id == CodecId::topk && count > 0) {
     const uint64_t seen = encode_topk(loops, job, count, args.executor, workspace, args.threshold);
+    finish_payload(spec, args.gradient, args.seed, seen, sections, stats);
+    return {};
+  }
+  if (spec.id == CodecId::randk && count > 0) {
+    const uint64_t seen = encode_randk(loops, job, count, args.executor, workspace);
     finish_payload(spec, args.gradient, args.seed, seen, sections, stats);
     return {};
   }
@@ -387,6 +359,7 @@ size_t workspace_bytes(const CodecSpec& spec, DType gradient, size_t count, unsi
   if (count == 0 || !codec_takes(spec, gradient)) return 0;
   using namespace kernels::cpu;
   if (spec.id == CodecId::topk) return topk_workspace_bytes(spec, count, width) + kWorkAlign - 1;
+  if (spec.id == CodecId::randk) return randk_workspace_bytes(spec, count) + kWorkAlign - 1;
   return Split(count, shard_alignment(spec), width).tasks * task_bytes(spec) + kWorkAlign - 1;
 }
 

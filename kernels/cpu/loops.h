@@ -9,6 +9,10 @@
 
 #include "gradgate/codec.h"
 
+namespace gradgate::codecs {
+struct Sample;
+}
+
 namespace gradgate::kernels::cpu {
 
 /// Encoding a vector, or one tile of it at a time. Element i of the vector is element i - origin of `source` and of
@@ -21,7 +25,10 @@ struct EncodeJob {
   DType dtype = DType::f32;   ///< of source: f32, bf16 or f16; `none` any
   DType stored = DType::f32;  ///< `none`: dtype in the payload; differs from dtype only where a sum in f32 is rounded
   Seed seed;
-  uint32_t greatest = 0;  ///< of the whole vector, where the codec needs it (Loops::greatest)
+  uint32_t greatest = 0;                   ///< of the whole vector, where the codec needs it (Loops::greatest)
+  const codecs::Sample* sample = nullptr;  ///< randk: which elements
+  float* before = nullptr;                 ///< randk with feedback: receives e of each entry's element as it was
+  uint32_t* marked = nullptr;  ///< randk: a bit per stratum that holds an x which is not finite; set atomically
   bool flush = false;
   bool stream = false;         ///< the payload is larger than the caches: write around them
   bool sum = false;            ///< source is a sum, not a gradient: `none` then makes NaN canonical

@@ -11,6 +11,7 @@
 #include "integration/cli/allreduce_report.h"
 #include "integration/cli/error.h"
 #include "integration/cli/test_data.h"
+#include "integration/comm/rank_sum.h"
 #include "tests/cli/run_program.h"
 
 namespace gradgate::cli {
@@ -161,7 +162,13 @@ std::vector<std::vector<std::byte>> exchange(const NamedCodec& codec, DType dtyp
   }
   while (calls[0].kind != Collective::none) {
     const size_t bytes = calls[0].count * dtype_bytes(calls[0].dtype);
-    for (size_t to = 0; to < n; ++to) {
+    if (calls[0].kind == Collective::all_reduce) {
+      std::vector<const void*> sources;
+      std::vector<void*> dests;
+      for (const CollectiveCall& call : calls) sources.push_back(call.send), dests.push_back(call.recv);
+      comm::sum_over_ranks(sources, 0, dests, 0, calls[0].count, calls[0].dtype);
+    }
+    for (size_t to = 0; to < n && calls[0].kind != Collective::all_reduce; ++to) {
       for (size_t from = 0; from < n; ++from) {
         const auto* send = static_cast<const std::byte*>(calls[from].send) + (calls[from].kind == Collective::all_to_all ? to * bytes : 0);
         std::memmove(static_cast<std::byte*>(calls[to].recv) + from * bytes, send, bytes);
@@ -196,7 +203,7 @@ TEST_P(Checks, AcceptsTheExchangeAndCountsEveryWrongElement) {
     EXPECT_EQ(check(codec, dtype, count, outputs).wrong, 2u) << dtype_name(dtype);
   }
 }
-INSTANTIATE_TEST_SUITE_P(Codecs, Checks, ::testing::Values("bf16", "fp16", "int8", "int8:ef", "int8:sr", "fp8", "int4", "int4:hadamard:sr", "onebit", "chunk-topk:8/1024", "chunk-topk:4/64:bf16:noef"));
+INSTANTIATE_TEST_SUITE_P(Codecs, Checks, ::testing::Values("bf16", "fp16", "int8", "int8:ef", "int8:sr", "fp8", "int4", "int4:hadamard:sr", "onebit", "chunk-topk:8/1024", "chunk-topk:4/64:bf16:noef", "randk:0.01"));
 
 TEST(LargeCheck, BoundsHoldBetweenTheWindowsOfTheReference) {
   // 3 Mi elements on two ranks: the reference sees the ends of each shard; in the middle the codec's bound must do.

@@ -16,7 +16,8 @@ namespace {
 using namespace test;
 
 TEST(Exchange, AllocatesNothing) {
-  for (const char* text : {"none", "bf16", "int8:ef", "chunk-topk:8/1024", "chunk-topk:8/1024@all_gather", "topk:0.01"}) {
+  for (const char* text :
+       {"none", "bf16", "int8:ef", "chunk-topk:8/1024", "chunk-topk:8/1024@all_gather", "topk:0.01", "randk:0.01"}) {
     std::atomic<int> failures{0};
     run_ranks(3, [&](Communicator& inner) {
       // The virtual clock exchanges more than the bare communicator does, and moves no data differently.

@@ -50,6 +50,8 @@ std::vector<Report> drive(int size, const char* text, const Fault& fault, size_t
       ++report.collectives;
       const Status status = call.kind == Collective::all_to_all
                                 ? comm.all_to_all(call.send, call.recv, call.count, call.dtype, {}, patient())
+                            : call.kind == Collective::all_reduce
+                                ? comm.all_reduce_sum(call.send, call.recv, call.count, call.dtype, {}, patient())
                                 : comm.all_gather(call.send, call.recv, call.count, call.dtype, {}, patient());
       GRADGATE_EXPECT_OK(status, comm);
       if (faulty && fault.received) fault.received(report.collectives, call);
@@ -133,12 +135,70 @@ TEST_P(EveryCodec, DamageOnTheWayFailsAllRanks) {
   }
 }
 
+// ---- all_reduce with a codec: one sum, whose witness says what headers say elsewhere ----
+
+class Summed : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Failure, Summed, testing::Values("randk:0.01", "randk:0.1:bf16", "bf16@all_reduce"),
+                         codec_name);
+
+TEST_P(Summed, AFailingRankIsReportedByAll) {
+  for (const int size : {2, 3, 5}) {
+    const std::vector<Report> reports = drive(size, GetParam(), {.rank = size - 1, .fail_after = 0});
+    for (int r = 0; r < size; ++r) {
+      const Report& report = reports[static_cast<size_t>(r)];
+      EXPECT_EQ(report.collectives, 1) << "rank " << r;
+      EXPECT_FALSE(report.gradient_changed) << "rank " << r;
+      const bool itself = r == size - 1;
+      EXPECT_EQ(report.status.code(), itself ? StatusCode::out_of_memory : StatusCode::peer_failed) << "rank " << r;
+      EXPECT_THAT(report.text, HasSubstr(itself ? "out of memory" : "over all_reduce: a rank failed: out of memory"));
+    }
+  }
+}
+
+// A step, a seed, a bucket, a gradient's dtype: whatever one rank of many has otherwise, all notice.
+TEST_P(Summed, ARankThatDiffersIsAMismatchOnAll) {
+  const bool drawn = candidate_of(GetParam()).codec.id == CodecId::randk;
+  const std::function<void(ExchangeArgs&)> changes[] = {
+      [](ExchangeArgs& args) { args.seed.step = 10; },
+      [](ExchangeArgs& args) { args.seed.key ^= uint64_t{1} << 50; },
+      [](ExchangeArgs& args) { args.seed.tensor = 4; },
+  };
+  for (const auto& change : changes) {
+    for (const int size : {2, 3, 8}) {
+      const std::vector<Report> reports = drive(size, GetParam(), {.rank = 1, .args = change});
+      for (int r = 0; r < size; ++r) {
+        const Report& report = reports[static_cast<size_t>(r)];
+        EXPECT_EQ(report.collectives, 1) << "rank " << r;
+        if (&change != &changes[0] && !drawn) {  // bf16 depends on no seed
+          EXPECT_TRUE(report.status.ok());
+          continue;
+        }
+        EXPECT_EQ(report.status.code(), StatusCode::peer_mismatch) << "rank " << r << " of " << size;
+        EXPECT_FALSE(report.gradient_changed) << "rank " << r;
+        EXPECT_THAT(report.text, AllOf(HasSubstr("ranks differ in spec, count, step or seed"),
+                                       HasSubstr(r == 1 && &change == &changes[0] ? "at step 10" : "at step 11")));
+      }
+    }
+  }
+}
+
+// Ratios that mean the same number of entries: the backend sees equal calls, the witness does not.
+TEST(Summed, RatiosWithAsManyEntriesAreAMismatch) {
+  const std::vector<Report> reports =
+      drive(2, "randk:0.01",
+            {.rank = 1, .args = [](ExchangeArgs& args) { args.shape.candidate = candidate_of("randk:0.0100001"); }});
+  for (const Report& report : reports) {
+    EXPECT_EQ(report.status.code(), StatusCode::peer_mismatch);
+    EXPECT_FALSE(report.gradient_changed);
+  }
+}
+
 // ---- all_gather: one collective, which carries everybody's error ----
 
 class Gathered : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Failure, Gathered,
                          testing::Values("bf16@all_gather", "int8@all_gather", "chunk-topk:8/1024@all_gather",
-                                         "topk:0.01"),
+                                         "topk:0.01", "randk:0.01@all_gather"),
                          codec_name);
 
 TEST_P(Gathered, AFailingRankIsReportedByAll) {

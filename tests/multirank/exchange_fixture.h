@@ -7,6 +7,7 @@
 
 #include "codecs/reference.h"
 #include "gradgate/exchange.h"
+#include "integration/comm/half.h"
 #include "tests/support/gen.h"
 #include "tests/support/rank_harness.h"
 #include "tests/support/specs.h"
@@ -115,8 +116,37 @@ inline void reference_all_gather(Ranks& ranks, const CodecSpec& spec, bool feedb
   for (Gradient& gradient : ranks.gradients) gradient = result;
 }
 
+/// Sums of the values of payloads that were all made with one seed, in rank order and the values' dtype.
+inline void reference_all_reduce(Ranks& ranks, const CodecSpec& spec, bool feedback, uint32_t step) {
+  std::vector<std::vector<std::byte>> payloads;
+  for (size_t r = 0; r < ranks.gradients.size(); ++r) {
+    payloads.push_back(reference::encode(spec, ranks.gradients[r].view(),
+                                         feedback ? ranks.residuals[r].data() : nullptr, false,
+                                         {7, 3, step, 0xffffffffu}, nullptr));
+  }
+  const bool wide = spec.id == CodecId::randk && spec.value == DType::f32;
+  for (size_t at = spec.id == CodecId::randk ? 48 : 32; ranks.count > 0 && at < payloads[0].size();
+       at += wide ? 4 : 2) {
+    float sum = 0;
+    for (size_t r = 0; r < payloads.size(); ++r) {
+      uint32_t bits = 0;
+      std::memcpy(&bits, payloads[r].data() + at, wide ? 4 : 2);
+      const float value = std::bit_cast<float>(wide ? bits : bits << 16);
+      sum = r == 0 ? value : sum + value;
+    }
+    uint32_t bits = std::bit_cast<uint32_t>(sum);
+    if (!wide) bits = comm::float_to_bf16(sum);
+    std::memcpy(payloads[0].data() + at, &bits, wide ? 4 : 2);
+  }
+  Gradient result = ranks.gradients[0];
+  reference::decode(spec, ranks.dtype, payloads[0].data(), result.vec(),
+                    static_cast<float>(1.0 / static_cast<double>(payloads.size())), Into::store);
+  for (Gradient& gradient : ranks.gradients) gradient = result;
+}
+
 inline void reference_exchange(Ranks& ranks, const Candidate& candidate, bool feedback, uint32_t step) {
   if (candidate.exchange == Exchange::all_gather) return reference_all_gather(ranks, candidate.codec, feedback, step);
+  if (candidate.exchange == Exchange::all_reduce) return reference_all_reduce(ranks, candidate.codec, feedback, step);
   reference_two_shot(ranks, candidate.codec, feedback, step);
 }
 

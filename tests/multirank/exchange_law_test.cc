@@ -81,7 +81,9 @@ INSTANTIATE_TEST_SUITE_P(Law, LawExact,
                                          Case{"chunk-topk:1/32", 2}, Case{"chunk-topk:1/32", 4},
                                          Case{"chunk-topk:1/32", 8}, Case{"chunk-topk:8/1024@all_gather", 2},
                                          Case{"chunk-topk:8/1024@all_gather", 4}, Case{"chunk-topk:1/32@all_gather", 8},
-                                         Case{"topk:0.01", 2}, Case{"topk:0.1", 4}, Case{"topk:0.003", 8}),
+                                         Case{"topk:0.01", 2}, Case{"topk:0.1", 4}, Case{"topk:0.003", 8},
+                                         Case{"randk:0.01", 1}, Case{"randk:0.01", 2}, Case{"randk:0.3", 4},
+                                         Case{"randk:0.1", 8}),
                          case_name);
 
 // Whole numbers and a power of two of ranks: no operation rounds, so the books balance to the last bit.
@@ -104,7 +106,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"chunk-topk:1/32:bf16", 3}, Case{"chunk-topk:8/1024:bf16", 8}, Case{"bf16:ef@all_gather", 3},
                     Case{"int8:ef@all_gather", 5}, Case{"int4:sr@all_gather", 3}, Case{"onebit@all_gather", 4},
                     Case{"chunk-topk:8/1024@all_gather", 3}, Case{"chunk-topk:8/1024:bf16@all_gather", 8},
-                    Case{"topk:0.01", 3}, Case{"topk:0.05:bf16", 5}),
+                    Case{"topk:0.01", 3}, Case{"topk:0.05:bf16", 5}, Case{"randk:0.1", 3}, Case{"randk:0.05", 5}),
     case_name);
 
 TEST_P(LawRounded, HoldsWithinItsRoundings) {

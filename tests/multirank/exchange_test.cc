@@ -57,7 +57,9 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"int8@all_gather", DType::bf16}, Case{"chunk-topk:8/1024@all_gather", DType::f32},
                     Case{"chunk-topk:8/1024:bf16@all_gather", DType::bf16},
                     Case{"chunk-topk:1/32@all_gather", DType::f32}, Case{"topk:0.01", DType::f32},
-                    Case{"topk:0.2:bf16", DType::bf16}, Case{"topk:0.05", DType::f16}),
+                    Case{"topk:0.2:bf16", DType::bf16}, Case{"topk:0.05", DType::f16}, Case{"randk:0.01", DType::f32},
+                    Case{"randk:0.4", DType::f32}, Case{"randk:0.3:bf16", DType::bf16}, Case{"randk:0.05", DType::f16},
+                    Case{"randk:0.05@all_gather", DType::f32}, Case{"bf16@all_reduce", DType::f32}),
     case_name);
 
 // Sanitizers slow the reference code down tenfold and more; one step of the longest vector is enough for them.
@@ -131,8 +133,9 @@ TEST_P(Coded, WorkspaceIsExactAndChecked) {
   ExchangeArgs args = ranks.args(0, candidate_of(text), Feedback::none, 0);
   args.shape.ranks = 4;
   const size_t needed = exchange_workspace_bytes(args.shape);
-  ASSERT_GT(needed, args.shape.candidate.exchange == Exchange::two_shot ? 2 * exchange_wire_bytes(args.shape)
-                                                                        : 4 * exchange_wire_bytes(args.shape));
+  const Exchange travels = args.shape.candidate.exchange;
+  const size_t copies = travels == Exchange::all_reduce ? 1 : travels == Exchange::two_shot ? 2 : 4;
+  ASSERT_GT(needed, copies * exchange_wire_bytes(args.shape));
   std::vector<std::byte> workspace(needed);
   args.workspace = Bytes(workspace).first(needed - 1);
   ExchangeMachine machine;
@@ -164,6 +167,24 @@ TEST_P(Coded, UnusedBytesOfSlotsAreZero) {
     EXPECT_EQ(call.send, call.recv) << "rank 0 sends from its own block";
     const ConstBytes payload{static_cast<const std::byte*>(call.send), call.count};
     EXPECT_TRUE(check_payload(args.shape.candidate.codec, dtype, 300, payload).ok());
+    return;
+  }
+  if (args.shape.candidate.exchange == Exchange::all_reduce) {  // the witness and the values, and no other bytes
+    ASSERT_EQ(call.kind, Collective::all_reduce);
+    EXPECT_EQ(call.send, call.recv);
+    EXPECT_EQ(call.count * dtype_bytes(call.dtype), exchange_wire_bytes(args.shape));
+    for (size_t b = 0; b < 24; ++b) {
+      const auto one = [&](size_t i) {
+        uint32_t bits = 0;
+        std::memcpy(&bits, static_cast<const std::byte*>(call.send) + i * dtype_bytes(call.dtype),
+                    dtype_bytes(call.dtype));
+        return bits != 0;
+      };
+      EXPECT_NE(one(2 * b), one(2 * b + 1)) << "bit " << b << " of the hash and its complement";
+      if (b < 16) {
+        EXPECT_FALSE(one(48 + b)) << "no rank failed";
+      }
+    }
     return;
   }
   ASSERT_EQ(call.kind, Collective::all_to_all);
@@ -199,7 +220,7 @@ TEST(Exchange, AMillionAndThreeElements) {
 // One rank's thread flushes subnormals, as trainers set it: results are still the same everywhere, and the thread keeps
 // its setting.
 TEST(Environment, FlushToZeroChangesNothing) {
-  for (const char* text : {"none", "int8:ef", "chunk-topk:8/1024", "topk:0.01"}) {
+  for (const char* text : {"none", "int8:ef", "chunk-topk:8/1024", "topk:0.01", "randk:0.01"}) {
     const Candidate candidate = default_candidate(spec_of(text));
     const Feedback feedback = candidate.codec.feedback ? Feedback::apply : Feedback::none;
     Ranks plain(3, 30000, DType::f32), flushing(3, 30000, DType::f32);
@@ -225,6 +246,29 @@ TEST(Environment, FlushToZeroChangesNothing) {
 }
 #endif
 
+// All ranks draw the same elements, others in every step; what was not drawn waits.
+TEST(Randk, AllRanksSendTheSameElements) {
+  Ranks ranks(4, 5000, DType::f32);
+  std::vector<float> before;
+  for (uint32_t step = 0; step < 3; ++step) {
+    for (size_t r = 0; r < 4; ++r) {
+      ranks.residuals[r].assign(5000, 0.0f);
+      ranks.gradients[r] = Gradient::of(std::vector<float>(5000, static_cast<float>(r + 1)), DType::f32);
+    }
+    expect_all_ok(exchange(ranks, candidate_of("randk:0.02"), Feedback::apply, step));
+    const std::vector<float>& out = ranks.gradients[0].f32;
+    EXPECT_EQ(std::count(out.begin(), out.end(), 2.5f), 100) << "the mean of 1, 2, 3 and 4";
+    EXPECT_EQ(std::count(out.begin(), out.end(), 0.0f), 4900);
+    EXPECT_NE(out, before) << "another sample in every step";
+    for (size_t r = 0; r < 4; ++r) {
+      EXPECT_EQ(ranks.gradients[r].f32, out);
+      for (size_t i = 0; i < 5000; ++i)
+        ASSERT_EQ(ranks.residuals[r][i], out[i] != 0 ? 0.0f : static_cast<float>(r + 1)) << r << " " << i;
+    }
+    before = out;
+  }
+}
+
 // ---- machine and sizes ----
 
 TEST(Sizes, WireBytesAreWhatTravels) {
@@ -239,6 +283,9 @@ TEST(Sizes, WireBytesAreWhatTravels) {
   EXPECT_EQ(wire("int8", 1000, 4, DType::f16), wire("int8", 1000, 4));
   EXPECT_EQ(wire("int8", 1000, 4, DType::f64), 0u);
   EXPECT_EQ(wire("int8", SIZE_MAX, 1000), 0u);
+  EXPECT_EQ(wire("randk:0.01", 4096, 4), 4u * (64 + 41));  // witness and values
+  EXPECT_EQ(exchange_wire_bytes({candidate_of("bf16@all_reduce"), 4096, DType::f32, 0, 4, 1}), 2u * (64 + 4096));
+  EXPECT_EQ(wire("randk:0.01", (size_t{1} << 31) + 1, 4), 0u);
   EXPECT_EQ(exchange_wire_bytes({candidate_of("int8@all_gather"), 4096, DType::f32, 0, 4, 1}), 32u + 64 + 4096);
   EXPECT_EQ(exchange_wire_bytes({candidate_of("int8@all_gather"), SIZE_MAX / 2, DType::f32, 0, 4, 1}), 0u);
   EXPECT_EQ(default_candidate(spec_of("none")), dense_candidate());
@@ -246,10 +293,10 @@ TEST(Sizes, WireBytesAreWhatTravels) {
 }
 
 TEST(CandidateText, ComesBackAndIsRefusedByName) {
-  for (const char* text :
-       {"none", "bf16", "int8:ef", "chunk-topk:8/1024", "chunk-topk:8/1024@all_gather",
-        "chunk-topk:8/1024:bf16:noef@all_gather", "none@two_shot", "int8@all_gather", "int8@hierarchical",
-        "int8@hierarchical/all_gather", "none@hierarchical", "topk:0.01@hierarchical"}) {
+  for (const char* text : {"none", "bf16", "int8:ef", "chunk-topk:8/1024", "chunk-topk:8/1024@all_gather",
+                           "chunk-topk:8/1024:bf16:noef@all_gather", "none@two_shot", "int8@all_gather",
+                           "int8@hierarchical", "int8@hierarchical/all_gather", "none@hierarchical",
+                           "topk:0.01@hierarchical", "randk:0.01", "randk:0.01@hierarchical", "bf16@all_reduce"}) {
     EXPECT_STREQ(format_candidate(candidate_of(text)).text, text);
   }
   EXPECT_STREQ(format_candidate(candidate_of("int8@two_shot")).text, "int8") << "the default needs no name";
@@ -326,6 +373,13 @@ TEST(Machine, ChecksItsArguments) {
   args.residual = e.data();
   args.feedback = Feedback::apply;
   refused(args, StatusCode::invalid_argument, "none over all_reduce takes no Feedback::apply");
+  args = base("randk:0.01");
+  args.residual = e.data();
+  args.feedback = Feedback::flush;
+  refused(args, StatusCode::invalid_argument, "randk:0.01 over all_reduce takes no Feedback::flush");
+  args = base("none");
+  args.shape.candidate.codec = spec_of("topk:0.01");
+  refused(args, StatusCode::unsupported, "topk:0.01 does not travel by all_reduce with f32 gradients");
   args = base("none");
   args.shape.dtype = args.gradient.dtype = DType::f64;
   args.residual = e.data();

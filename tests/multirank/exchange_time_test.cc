@@ -86,7 +86,7 @@ TEST(Times, OnARealClockAddUp) {
 TEST(Shadow, ChangesNothingAndNeedsItsScratch) {
   const auto group = make_group(3);  // the clock; no collective is called
   for (const char* text : {"bf16", "int8:ef", "chunk-topk:8/1024", "chunk-topk:1/32", "int8:ef@all_gather",
-                           "chunk-topk:8/1024@all_gather", "topk:0.05"}) {
+                           "chunk-topk:8/1024@all_gather", "topk:0.05", "randk:0.05", "bf16@all_reduce"}) {
     for (const size_t n : {1, 73, 1000, 5003}) {
       for (int rank = 0; rank < 3; ++rank) {
         const Candidate candidate = candidate_of(text);

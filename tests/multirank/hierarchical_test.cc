@@ -44,8 +44,9 @@ void expect_equal_everywhere(const Ranks& ranks) {
 TEST(Hierarchical, IsTheAverageWhereNothingIsLost) {
   for (const Shape& shape : kShapes) {
     const int n_ranks = shape.nodes * shape.per_node;
-    for (const char* text : {"none@hierarchical", "chunk-topk:32/32:noef@hierarchical", "topk:1:noef@hierarchical",
-                             "none@hierarchical/two_shot", "chunk-topk:32/32:noef@hierarchical/all_gather"}) {
+    for (const char* text :
+         {"none@hierarchical", "chunk-topk:32/32:noef@hierarchical", "topk:1:noef@hierarchical",
+          "none@hierarchical/two_shot", "randk:1:noef@hierarchical", "chunk-topk:32/32:noef@hierarchical/all_gather"}) {
       for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
         for (const size_t n : {0, 1, 255, 257, 1000, 70001}) {
           Ranks ranks(n_ranks, n, dtype);
@@ -82,6 +83,7 @@ INSTANTIATE_TEST_SUITE_P(Law, HierarchicalLaw,
                          testing::Values(Case{"chunk-topk:8/1024@hierarchical", 2, 2},
                                          Case{"chunk-topk:8/1024@hierarchical/all_gather", 4, 2},
                                          Case{"topk:0.02@hierarchical", 2, 2}, Case{"topk:0.02@hierarchical", 2, 4},
+                                         Case{"randk:0.02@hierarchical", 2, 2}, Case{"randk:0.3@hierarchical", 2, 4},
                                          Case{"chunk-topk:1/32@hierarchical", 4, 1},
                                          Case{"chunk-topk:1/32@hierarchical", 1, 4}),
                          case_name);

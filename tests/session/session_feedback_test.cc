@@ -132,6 +132,8 @@ TEST(ConservationLaw, HoldsExactlyForTopkOnIntegersThroughGateFlushAndRegrouping
     law_run("chunk-topk:3/32@all_gather", Mode::on, 4, seed, 0);
     law_run("topk:0.02", Mode::automatic, 2, seed, 0);
     law_run("topk:0.1", Mode::on, 4, seed, 0);
+    law_run("randk:0.02", Mode::automatic, 2, seed, 0);
+    law_run("randk:0.1", Mode::on, 4, seed, 0);
   }
 }
 
@@ -262,7 +264,7 @@ std::vector<Saved> segment(const char* spec, int from, int to, const std::vector
 }
 
 TEST(Checkpoint, TwoPlusFourStepsEqualSixBitForBit) {
-  for (const char* spec : {"chunk-topk:8/1024", "int8:ef", "chunk-topk:4/32:bf16"}) {
+  for (const char* spec : {"chunk-topk:8/1024", "int8:ef", "chunk-topk:4/32:bf16", "randk:0.1"}) {
     const auto whole = segment(spec, 0, 6, nullptr);
     const auto first = segment(spec, 0, 2, nullptr);
     const auto rest = segment(spec, 2, 6, &first);

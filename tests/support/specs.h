@@ -33,6 +33,10 @@ inline constexpr const char* kSpecs[] = {
     "topk:0.001:bf16",
     "topk:0.4",  // more entries than a threshold is good for
     "topk:1:bf16",
+    "randk:0.01",
+    "randk:0.001:bf16",
+    "randk:0.4",  // strata of two or three elements
+    "randk:1",
 };
 
 inline CodecSpec spec_of(const char* text) {
@@ -49,7 +53,9 @@ inline Candidate candidate_of(const char* text) {
   return candidate;
 }
 
-inline bool is_sparse(const CodecSpec& spec) { return spec.id == CodecId::chunk_topk || spec.id == CodecId::topk; }
+inline bool is_sparse(const CodecSpec& spec) {
+  return spec.id == CodecId::chunk_topk || spec.id == CodecId::topk || spec.id == CodecId::randk;
+}
 
 inline bool takes_feedback(const CodecSpec& spec) { return spec.id != CodecId::none; }
 

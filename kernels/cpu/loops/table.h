@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/loops/blocks.h"
 #include "kernels/cpu/loops/mean.h"
+#include "kernels/cpu/loops/randk.h"
 #include "kernels/cpu/loops/scaled.h"
 #include "kernels/cpu/loops/topk.h"
 #include "kernels/cpu/loops/vector_topk.h"
@@ -37,6 +38,9 @@ uint64_t encode_as(const EncodeJob& job, size_t begin, size_t end, std::byte* sc
                                         : encode_chunks<G, uint16_t, kFeedback>(job, begin, end, scratch);
   } else if constexpr (id == CodecId::topk) {
     return 0;  // chooses over the whole vector: kernels/cpu/topk.cc
+  } else if constexpr (id == CodecId::randk) {
+    return job.spec.value == DType::f32 ? encode_sample<G, float, kFeedback>(job, begin, end)
+                                        : encode_sample<G, uint16_t, kFeedback>(job, begin, end);
   } else {
     static_assert(id == CodecId::none, "a codec without loops");
     return encode_none(job, begin, end);
@@ -58,6 +62,9 @@ void decode_as(const DecodeJob& job, size_t begin, size_t end) {
   } else if constexpr (id == CodecId::topk) {
     job.spec.value == DType::f32 ? decode_vector_topk<float, O, kAdd>(job, begin, end)
                                  : decode_vector_topk<uint16_t, O, kAdd>(job, begin, end);
+  } else if constexpr (id == CodecId::randk) {
+    job.spec.value == DType::f32 ? decode_sample<float, O, kAdd>(job, begin, end)
+                                 : decode_sample<uint16_t, O, kAdd>(job, begin, end);
   } else {
     static_assert(id == CodecId::none, "a codec without loops");
     switch (job.gradient) {
