@@ -211,7 +211,7 @@ class Planner {
       next_.losing = 0;
       next_.plan_step_s = test.plan_s;
       if (!open(next_)) next_.dense_step_s = test.plan_s;
-      return enter_hold();
+      return state_.bring_up && state_.exposed ? refine() : enter_hold();
     }
     if (test.verdict == Verdict::undecided) {
       for (BucketState& b : next_.buckets) {
@@ -224,6 +224,14 @@ class Planner {
       if (b.plan != b.running && b.plan != 0) close(i, b.plan, Why::lost_verification);
       b.plan = b.running;
     }
+    predict_then_verify_or_hold(config_.hold_first);
+  }
+
+  // What the first prediction knew of the backward pass it had seen beside dense transfers. Where both use the same
+  // cores, a pass beside compressed ones is over sooner, and less is hidden behind it: once, the plan is predicted
+  // again with the times of its own steps, and what then looks better is compared with it.
+  void refine() {
+    next_.bring_up = false;
     predict_then_verify_or_hold(config_.hold_first);
   }
 

@@ -185,5 +185,33 @@ TEST(Exposed, TheGateUsesItOnceEveryBucketHasATime) {
   }
 }
 
+TEST(Exposed, ThePlanIsPredictedOnceMoreFromItsOwnSteps) {
+  // Beside dense transfers the backward pass lasts so long that bucket 0 seems hidden; beside the plan's it is short.
+  World w = three_codecs();
+  w.bucket_bytes = {4e6, 4e6};
+  const double dense_s = exchange_cost(Exchange::all_reduce, link_model(w.link, w.ranks), 4e6);
+  for (const bool shortens : {false, true}) {
+    Simulation sim(w, {});
+    for (int i = 0; i < 400; ++i) {
+      const bool compressed = sim.gates[0].plan(1).action == Action::compress;
+      for (uint32_t r = 0; r < w.ranks; ++r) {
+        sim.gates[r].record_ready(0, 0);
+        sim.gates[r].record_ready(1, shortens && compressed ? dense_s / 100 : 2 * dense_s);
+      }
+      sim.step();
+    }
+    EXPECT_FALSE(sim.lines("predict", "\"bucket\":0,").empty());
+    EXPECT_NE(sim.lines("predict", "\"bucket\":0,")[0].find("\"why\":\"hidden\""), std::string::npos);
+    EXPECT_EQ(sim.gates[0].running(0) != 0, shortens);
+    EXPECT_EQ(sim.lines("verify", "\"what\":\"challenge\"").size(), shortens ? 2u : 1u);
+    // Start-up stays bounded: 20 steps, and two comparisons.
+    const std::vector<std::string> holds = sim.lines("hold");
+    ASSERT_FALSE(holds.empty());
+    const size_t at = holds[0].find("\"step\":");
+    ASSERT_NE(at, std::string::npos);
+    EXPECT_LE(std::stoi(holds[0].substr(at + 7)), 20 + 2 * 64);
+  }
+}
+
 }  // namespace
 }  // namespace gradgate::gate
