@@ -141,6 +141,11 @@ int gg_session_create(gg_comm* comm, const gg_session_options* options, gg_sessi
     o.explain = options->explain;
     o.explain_context = options->explain_context;
     o.error_budget = options->error_budget;
+    const gg_link_profile& p = options->profile;
+    o.profile = {p.ranks,
+                 {p.all_reduce_alpha_s, p.all_reduce_beta_bytes_per_s},
+                 {p.all_gather_alpha_s, p.all_gather_beta_bytes_per_s},
+                 {p.all_to_all_alpha_s, p.all_to_all_beta_bytes_per_s}};
     auto holder = std::make_unique<gg_session>();
     if (const Status s = gradgate::Session::create(*comm->comm, o, &holder->session, &message); !s.ok())
       return report(s, message, why, why_bytes);

@@ -71,6 +71,15 @@ GG_API int gg_comm_create_callbacks(int rank, int ranks, const gg_communicator_o
  * ------------------------------------------------------------------------------------------------------------------ */
 typedef struct gg_session gg_session;
 
+/* A measured link as `gradgate calibrate` writes it: seconds and bytes per second of each collective's ring formula at
+ * `ranks` ranks (docs/program.md, calibration profiles). ranks 0: none. */
+typedef struct gg_link_profile {
+  uint32_t ranks;
+  double all_reduce_alpha_s, all_reduce_beta_bytes_per_s;
+  double all_gather_alpha_s, all_gather_beta_bytes_per_s;
+  double all_to_all_alpha_s, all_to_all_beta_bytes_per_s;
+} gg_link_profile;
+
 typedef struct gg_session_options {
   size_t size;        /* sizeof(gg_session_options), set by gg_session_options_init: lets the struct grow */
   int mode;           /* GG_AUTO … */
@@ -83,7 +92,9 @@ typedef struct gg_session_options {
   void* log_context;
   void (*explain)(void* context, const char* line); /* one-line explanations, rank 0 only; may be null */
   void* explain_context;
-  double error_budget; /* relative error at which the guard demotes a codec without feedback */
+  double error_budget;     /* relative error at which the guard demotes a codec without feedback */
+  gg_link_profile profile; /* spares the probe where every rank has the same, for this number of ranks; else it is
+                              ignored, which explain says in one line */
 } gg_session_options;
 
 typedef struct gg_param_slice {

@@ -97,6 +97,45 @@ TEST(CApi, SessionAveragesExplainsAndSaves) {
   gg_thread_group_destroy(group);
 }
 
+/// Virtual seconds that two ranks spend creating a session on a gigabit link, with the profile for that many ranks.
+double seconds_to_create(uint32_t profile_ranks, std::string* said) {
+  gg_thread_group* group = nullptr;
+  EXPECT_EQ(gg_thread_group_create(2, &group), 0);
+  double spent[2] = {};
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 2; ++r) {
+    threads.emplace_back([&, r] {
+      gg_comm* shaped = nullptr;
+      ASSERT_EQ(gg_comm_create_shaped(gg_thread_group_rank(group, r), 50e-6, 125e6, 1, &shaped), 0);
+      gg_session_options options;
+      gg_session_options_init(&options);
+      options.profile = {profile_ranks, 50e-6, 125e6, 50e-6, 125e6, 50e-6, 125e6};
+      options.explain_context = said;
+      options.explain = [](void* context, const char* line) { static_cast<std::string*>(context)->append(line); };
+      gg_session* session = nullptr;
+      char why[200];
+      ASSERT_EQ(gg_session_create(shaped, &options, &session, why, sizeof(why)), 0) << why;
+      gg_session_stats stats;
+      gg_session_get_stats(session, &stats);
+      spent[r] = stats.gate_s;
+      gg_session_destroy(session);
+      gg_comm_destroy(shaped);
+    });
+  }
+  for (auto& t : threads) t.join();
+  gg_thread_group_destroy(group);
+  return spent[0];
+}
+
+TEST(CApi, AProfileSparesTheProbe) {
+  std::string nothing, ignored;
+  const double probed = seconds_to_create(0, &nothing);
+  EXPECT_LT(seconds_to_create(2, &nothing), probed / 10);
+  EXPECT_EQ(nothing, "");
+  EXPECT_GE(seconds_to_create(5, &ignored), probed);  // of other ranks: probed after all, and said
+  EXPECT_NE(ignored.find("5 ranks"), std::string::npos) << ignored;
+}
+
 TEST(CApi, RefusesBadArgumentsWithATextAndNoHandle) {
   char why[200] = "";
   gg_exchange* exchange = reinterpret_cast<gg_exchange*>(1);

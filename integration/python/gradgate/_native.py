@@ -70,6 +70,12 @@ class CommunicatorOps(ctypes.Structure):
     ]
 
 
+class LinkProfile(ctypes.Structure):
+    COLLECTIVES = ("all_reduce", "all_gather", "all_to_all")
+    _fields_ = [("ranks", c_uint32)]
+    _fields_ += [(f"{name}_{what}", c_double) for name in COLLECTIVES for what in ("alpha_s", "beta_bytes_per_s")]
+
+
 class SessionOptions(ctypes.Structure):
     _fields_ = [
         ("size", c_size_t),
@@ -84,6 +90,7 @@ class SessionOptions(ctypes.Structure):
         ("explain", EXPLAIN),
         ("explain_context", c_void_p),
         ("error_budget", c_double),
+        ("profile", LinkProfile),
     ]
 
 
@@ -113,6 +120,10 @@ class SessionStats(ctypes.Structure):
     ]
     _fields_ += [(name, c_uint64) for name in ("skipped_steps", "failed_exchanges", "demotions")]
     _fields_ += [("compression_error", c_double), ("residual_ratio", c_double)]
+
+
+class Call(ctypes.Structure):
+    _fields_ = [("kind", c_int), ("send", c_void_p), ("recv", c_void_p), ("count", c_size_t), ("dtype", c_int)]
 
 
 class HookGateOptions(ctypes.Structure):
@@ -162,6 +173,13 @@ _SIGNATURES = {
     "gg_session_save_state": (c_int, [c_void_p, c_void_p, c_size_t, POINTER(c_size_t)]),
     "gg_session_load_state": (c_int, [c_void_p, c_char_p, c_size_t]),
     "gg_session_last_error": (c_char_p, [c_void_p]),
+    "gg_exchange_create": (
+        c_int,
+        [c_char_p, c_size_t, c_int, c_int, c_int, POINTER(c_void_p), c_char_p, c_size_t],
+    ),
+    "gg_exchange_destroy": (None, [c_void_p]),
+    "gg_exchange_begin": (c_int, [c_void_p, c_void_p, c_void_p, c_int, c_uint64, c_uint32, c_uint32]),
+    "gg_exchange_next": (c_int, [c_void_p, POINTER(Call)]),
     "gg_hook_gate_create": (c_int, [c_void_p, POINTER(HookGateOptions), POINTER(c_void_p), c_char_p, c_size_t]),
     "gg_hook_gate_destroy": (None, [c_void_p]),
     "gg_hook_gate_plan": (c_int, [c_void_p]),
