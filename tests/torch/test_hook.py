@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.algorithms.join import Join
 
 import gradgate.torch as gg
+from gradgate._session import between
 from models import batch, deep, equal, gate, gradients, wrap
 
 TOPK = "chunk-topk:1/1024"
@@ -283,6 +284,32 @@ def sub_group():
 
 def test_sub_group_averages_over_its_own_ranks_and_a_second_hook_is_refused(pool):
     assert pool.run(3, sub_group) == [[[2.0]] * 3, None, [[2.0]] * 3]
+
+
+def by_exchange(codec):
+    ddp = wrap(Linear(600))
+    gate(ddp, mode="on", codecs=[codec])
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    backward(ddp, torch.zeros(600))
+    return backward(ddp, torch.randn(600, generator=generator))
+
+
+def test_two_ranks_need_one_collective_a_bucket(pool):
+    plain, gathered, two = (pool.run(2, by_exchange, "int8" + e) for e in ("", "@all_gather", "@two_shot"))
+    assert equal(plain, gathered) and not equal(plain, two)
+
+
+def test_more_ranks_keep_the_exchange_of_the_codec(pool):
+    plain, two = (pool.run(3, by_exchange, "int8" + exchange) for exchange in ("", "@two_shot"))
+    assert equal(plain, two)
+
+
+def test_only_two_shots_become_all_gathers_and_names_are_kept():
+    codecs = ["int8", "chunk-topk:8/1024:bf16", "topk:0.01", "none", "int4@two_shot", "no-such-codec"]
+    gathered = ["int8@all_gather", "chunk-topk:8/1024:bf16@all_gather", *codecs[2:]]
+    assert between(2, "on", codecs) == gathered
+    assert between(2, "auto", codecs) == [*gathered, "bf16@all_gather"]
+    assert between(3, "auto", codecs) == codecs
 
 
 def aliasing(view):

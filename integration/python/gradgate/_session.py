@@ -16,6 +16,38 @@ def param_id(name: str) -> int:
     return value
 
 
+def _first_collective(candidate: str) -> int | None:
+    """Kind of the collective (GG_ALL_TO_ALL, …) with which a candidate's exchange between two ranks begins; None where
+    there is no such candidate."""
+    native = _native.library()
+    try:
+        exchange = _native.created(native.gg_exchange_create, candidate.encode(), 1, 0, 0, 2)
+    except Error:
+        return None
+    try:
+        gradient, call = ctypes.c_float(0), _native.Call()
+        begun = native.gg_exchange_begin(exchange, byref(gradient), None, 0, 0, 0, 0) == 0
+        return call.kind if begun and native.gg_exchange_next(exchange, byref(call)) == 0 else None
+    finally:
+        native.gg_exchange_destroy(exchange)
+
+
+def between(ranks: int, mode: str, codecs: Sequence[str]) -> list[str]:
+    """The candidates for a link between ``ranks`` ranks. Between two an all_gather carries the bytes of a two_shot in
+    one collective in the place of two and rounds once, so codecs that name no exchange travel by it."""
+    candidates = list(codecs)
+    if ranks != 2:
+        return candidates
+    if mode in ("auto", "observe") and not any(codec.startswith("bf16") for codec in candidates):
+        candidates.append("bf16")  # which takes part in any case
+    all_to_all, all_gather = 3, 2
+    for index, codec in enumerate(candidates):
+        gathered = f"{codec}@all_gather"
+        if _first_collective(codec) == all_to_all and "@" not in codec and _first_collective(gathered) == all_gather:
+            candidates[index] = gathered
+    return candidates
+
+
 def _attach(options, log: Callable[[str], None] | None, say: Callable[[str], None] | None) -> list:
     """Sets the callbacks for log and explaining lines; what it returns must live as long as the library calls them."""
     callbacks = []
@@ -42,6 +74,7 @@ class Session:
         error_budget: float = 0.1,
         log: Callable[[str], None] | None = None,
         say: Callable[[str], None] | None = None,
+        profile: dict[str, float] | None = None,
     ):
         self._native = _native.library()
         options = _native.SessionOptions()
@@ -53,6 +86,8 @@ class Session:
         options.error_budget = error_budget
         if link is not None:
             options.link_alpha_s, options.link_beta_bytes_per_s = link
+        if profile is not None:
+            options.profile = _native.LinkProfile(**profile)
         self._callbacks = _attach(options, log, say)
         self._handle = _native.created(self._native.gg_session_create, communicator, byref(options))
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from .. import _native
 from .._native import Error
-from .._session import param_id
+from .._session import between, param_id
 from ._core import Arrival, BucketKey, Core
 from ._group import DTYPE_CODES, sibling_group
 from ._issuer import Issuer
@@ -127,7 +127,7 @@ class GateState:
         log = log_function(self._log, rank)
         options = {
             "mode": self.options["mode"],
-            "codecs": ",".join(self.options["codecs"]),
+            "codecs": ",".join(between(self._size, self.options["mode"], self.options["codecs"])),
             "seed": self.options["seed"],
             "timeout_s": timeout_s,
             "link": self.options["link"],
