@@ -1,4 +1,4 @@
-"""python -m gradgate env | report | doctor."""
+"""python -m gradgate env | report | doctor | calibrate."""
 
 import argparse
 import sys
@@ -25,6 +25,12 @@ def _doctor(arguments) -> None:
     doctor.main(arguments)
 
 
+def _calibrate(arguments) -> None:
+    from .torch import _profile
+
+    _profile.main(arguments)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m gradgate", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="command")
@@ -40,6 +46,9 @@ def main() -> int:
     command.add_argument("--dtype", choices=["f32", "bf16"], default="f32", help="of the gradients")
     command.add_argument("--codecs", default="bf16,int8", help="candidates, separated by commas")
     command.set_defaults(run=_doctor)
+    command = commands.add_parser("calibrate", help="measures this process group's link; run it under torchrun")
+    command.add_argument("-o", "--output", required=True, help="the profile, for GateState(profile=…)")
+    command.set_defaults(run=_calibrate)
     arguments = parser.parse_args()
     try:
         arguments.run(arguments)

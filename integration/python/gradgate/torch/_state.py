@@ -14,6 +14,7 @@ from .._session import between, param_id
 from ._core import Arrival, BucketKey, Core
 from ._group import DTYPE_CODES, sibling_group
 from ._issuer import Issuer
+from ._profile import read as read_profile
 from ._support import close_issuer, log_function, print_line, result_of, timeout_of
 from ._words import LastWords
 
@@ -40,6 +41,8 @@ class GateState:
     seed: of stochastic codecs, 64 bits.
     timeout_s: of every wait for another rank, seconds; by default the timeout of the module's process group.
     link: (start-up seconds, bytes per second) of a known link; by default the link is probed.
+    profile: a file that ``torchrun -m gradgate calibrate`` wrote on this group: its link in the place of a probe. One
+        for another place, or a damaged one, is ignored, which ``say`` tells; so it is where ``link`` is given.
     error_budget: relative L2 error at which the guard demotes a codec without feedback (docs/gate.md).
     """
 
@@ -56,6 +59,7 @@ class GateState:
         timeout_s: float | None = None,
         link: tuple[float, float] | None = None,
         error_budget: float = 0.1,
+        profile: str | pathlib.Path | None = None,
     ):
         if mode not in _native.MODES:
             raise Error(1, f"gradgate: mode is {mode!r}, accepted: {', '.join(_native.MODES)}")
@@ -71,6 +75,7 @@ class GateState:
             "timeout_s": timeout_s,
             "link": link,
             "error_budget": float(error_budget),
+            "profile": None if profile is None else str(profile),
         }
         self._scaler = scaler
         self._log, self._say = log, say
@@ -125,6 +130,7 @@ class GateState:
         group = sibling_group(self._group, timeout_s)
         rank = dist.get_rank(group)
         log = log_function(self._log, rank)
+        profile = self._read_profile()
         options = {
             "mode": self.options["mode"],
             "codecs": ",".join(between(self._size, self.options["mode"], self.options["codecs"])),
@@ -132,6 +138,7 @@ class GateState:
             "timeout_s": timeout_s,
             "link": self.options["link"],
             "error_budget": self.options["error_budget"],
+            "profile": profile,
         }
         self._issuer = Issuer(f"gradgate-{rank}")
         words = LastWords(getattr(group, "group_name", "group"))
@@ -141,6 +148,16 @@ class GateState:
             self._issuer.close()
             raise
         self._finalizer = weakref.finalize(self, close_issuer, self._issuer, self._core)
+
+    def _read_profile(self) -> dict | None:
+        """The numbers of the profile; None where there is none to use. A rank that has none lets all of them probe."""
+        path = self.options["profile"]
+        if path is None or self.options["mode"] == "on":
+            return None
+        numbers, ignored = read_profile(path, self._group)
+        if ignored and self._say is not None and dist.get_rank(self._group) == 0:
+            self._say(ignored)
+        return numbers
 
     def close(self) -> None:
         """Ends the thread and frees the session. Later buckets raise."""
