@@ -130,6 +130,8 @@ def test_the_fit_finds_the_line_and_refuses_what_is_none():
     line = _profile.fit("all_reduce", 4, points)
     assert line["alpha_s"] == pytest.approx(50e-6) and line["beta_bytes_per_s"] == pytest.approx(1e9)
     assert line["confidence"] == pytest.approx(1)
+    disturbed = [(b, t * 3) if i in (2, 7) else (b, t) for i, (b, t) in enumerate(points)]
+    assert _profile.fit("all_reduce", 4, disturbed)["beta_bytes_per_s"] == pytest.approx(1e9)
     with pytest.raises(gradgate.Error, match="does not grow"):
         _profile.fit("all_gather", 4, [(bytes_, 1e-3) for bytes_ in _profile.SIZES])
     with pytest.raises(gradgate.Error, match="off at"):

@@ -25,8 +25,9 @@ SLOWEST, FASTEST, LONGEST = 1.0, 1e15, 1e6  # bytes per second twice, seconds: w
 
 SIZES = [1 << exponent for exponent in range(12, 23)]  # bytes of a whole vector
 WARM_UPS, ROUNDS = 2, 7
-# A fit with a point further off than this, or in which time does not grow with size, is refused.
-LARGEST_ERROR = 0.5
+# Points further off than the first are left out, up to a third of them; a fit that then has one further off than the
+# second is refused.
+OUTLIER, LARGEST_ERROR = 0.25, 0.5
 
 
 def _device() -> str:
@@ -84,37 +85,46 @@ def read(path, group: dist.ProcessGroup) -> tuple[dict | None, str]:
         return None, f"gradgate: {path} is ignored: {error}"
 
 
-def fit(name: str, ranks: int, points: list[tuple[float, float]]) -> dict:
-    """α and β of a collective's ring formula from (bytes, seconds): least squares of relative errors, α not negative.
-    Raises Error where a line does not describe the points.
-    """
+def _line(points: list[tuple[float, float]]) -> tuple[float, float]:
+    """T = a + b·M by least squares of relative errors, a not negative."""
     weights = [1 / (seconds * seconds) for _, seconds in points]
     total = sum(weights)
     mean_m = sum(w * m for w, (m, _) in zip(weights, points)) / total
     mean_t = sum(w * t for w, (_, t) in zip(weights, points)) / total
     spread = sum(w * (m - mean_m) ** 2 for w, (m, _) in zip(weights, points))
     slope = sum(w * (m - mean_m) * (t - mean_t) for w, (m, t) in zip(weights, points)) / spread
-    fixed = mean_t - slope * mean_m
-    if fixed < 0:
-        fixed = 0.0
-        squares = sum(w * m * m for w, (m, _) in zip(weights, points))
-        slope = sum(w * m * t for w, (m, t) in zip(weights, points)) / squares
-    errors = [{"bytes": m, "relative": (fixed + slope * m) / t - 1} for m, t in points]
-    worst = max(errors, key=lambda error: abs(error["relative"]))
+    if mean_t >= slope * mean_m:
+        return mean_t - slope * mean_m, slope
+    squares = sum(w * m * m for w, (m, _) in zip(weights, points))
+    return 0.0, sum(w * m * t for w, (m, t) in zip(weights, points)) / squares
+
+
+def fit(name: str, ranks: int, points: list[tuple[float, float]]) -> dict:
+    """α and β of a collective's ring formula from (bytes, seconds). Raises Error where no line describes the points."""
+    kept = list(points)
+    while True:
+        fixed, slope = _line(kept)
+        worst = max(kept, key=lambda point: abs((fixed + slope * point[0]) / point[1] - 1))
+        error = (fixed + slope * worst[0]) / worst[1] - 1
+        if abs(error) <= OUTLIER or len(points) - len(kept) >= len(points) // 3:
+            break
+        kept.remove(worst)
     if not slope > 0:
         raise Error(13, f"calibrate: the time of {name} does not grow with size; run again on a quiet machine")
-    if abs(worst["relative"]) > LARGEST_ERROR:
-        text = f"a line is {worst['relative']:+.0%} off at {worst['bytes']} B, accepted: {LARGEST_ERROR:.0%}"
+    if abs(error) > LARGEST_ERROR:
+        text = f"a line is {error:+.0%} off at {worst[0]} B, accepted: {LARGEST_ERROR:.0%}"
         raise Error(13, f"calibrate: {name}: {text}; run again on a quiet machine")
     trips = 2 if name == "all_reduce" else 1
-    missed = sum(w * (fixed + slope * m - t) ** 2 for w, (m, t) in zip(weights, points))
-    varied = sum(w * (t - mean_t) ** 2 for w, (_, t) in zip(weights, points))
+    # The share of the relative deviations from the best constant that the line explains.
+    missed = sum(((fixed + slope * m) / t - 1) ** 2 for m, t in kept)
+    constant = sum(1 / t for _, t in kept) / sum(1 / t**2 for _, t in kept)
+    varied = sum((constant / t - 1) ** 2 for _, t in kept)
     return {
         "alpha_s": fixed / (trips * (ranks - 1)),
         "beta_bytes_per_s": trips * (ranks - 1) / ranks / slope,
         "confidence": max(0.0, 1 - missed / varied) if varied > 0 else 0.0,
         "pieces": [],
-        "errors": errors,
+        "errors": [{"bytes": m, "relative": (fixed + slope * m) / t - 1} for m, t in points],
     }
 
 
@@ -177,9 +187,9 @@ def main(arguments) -> None:
             write(arguments.output, profile)
             for name in COLLECTIVES:
                 line = profile["collectives"][name]
-                worst = max(abs(error["relative"]) for error in line["errors"])
+                error = statistics.median(abs(error["relative"]) for error in line["errors"])
                 alpha, beta = 1e6 * line["alpha_s"], line["beta_bytes_per_s"] / 1e6
-                print(f"{name}: alpha {alpha:.0f} us, beta {beta:.1f} MB/s, at most {worst:.0%} off")
+                print(f"{name}: alpha {alpha:.0f} us, beta {beta:.1f} MB/s, typically {error:.0%} off")
             print(f"{arguments.output}: for {profile['key']['world_size']} ranks")
     finally:
         dist.destroy_process_group()
