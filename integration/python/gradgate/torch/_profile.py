@@ -100,7 +100,7 @@ def _line(points: list[tuple[float, float]]) -> tuple[float, float]:
 
 
 def fit(name: str, ranks: int, points: list[tuple[float, float]]) -> dict:
-    """α and β of a collective's ring formula from (bytes, seconds). Raises Error where no line describes the points."""
+    """α and β of a collective's ring formula from (bytes, seconds). Raises Error where no line describes them."""
     kept = list(points)
     while True:
         fixed, slope = _line(kept)
