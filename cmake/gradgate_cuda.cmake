@@ -54,18 +54,25 @@ list(JOIN gradgate_built " " gradgate_built)
 message(STATUS "gradgate: CUDA for sm ${gradgate_built} by ${GRADGATE_NVCC}")
 set(GRADGATE_HAVE_CUDA TRUE CACHE INTERNAL "libgradgate_cuda is built")
 
-# gradgate_cuda_library(<name> <source.cu>): a shared library beside the program, linked to the shared CUDA runtime.
-function(gradgate_cuda_library name source)
-  set(object ${CMAKE_CURRENT_BINARY_DIR}/${name}.o)
+# gradgate_cuda_library(<name> SOURCES <a.cu>… OBJECTS <host objects>…): a shared library beside the program, linked to the shared CUDA
+# runtime.
+function(gradgate_cuda_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;OBJECTS" ${ARGN})
   set(library ${PROJECT_BINARY_DIR}/lib${name}.so)
-  add_custom_command(OUTPUT ${object}
-    COMMAND ${GRADGATE_NVCC} -std=c++20 ${gradgate_gencode} -fmad=false -ftz=false -prec-div=true -prec-sqrt=true -O3 -lineinfo
-            -Xcompiler -fPIC,-fvisibility=hidden,-ffp-contract=off -I${PROJECT_SOURCE_DIR} -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_BINARY_DIR}/include
-            -MD -MF ${object}.d -c ${source} -o ${object}
-    DEPENDS ${source} DEPFILE ${object}.d COMMENT "nvcc ${name}" VERBATIM)
+  set(objects)
+  foreach(source ${ARG_SOURCES})
+    get_filename_component(stem ${source} NAME_WE)
+    set(object ${CMAKE_CURRENT_BINARY_DIR}/${name}.${stem}.o)
+    list(APPEND objects ${object})
+    add_custom_command(OUTPUT ${object}
+      COMMAND ${GRADGATE_NVCC} -std=c++20 ${gradgate_gencode} -fmad=false -ftz=false -prec-div=true -prec-sqrt=true -O3 -lineinfo
+              -Xcompiler -fPIC,-fvisibility=hidden,-ffp-contract=off -I${PROJECT_SOURCE_DIR} -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_BINARY_DIR}/include
+              -MD -MF ${object}.d -c ${source} -o ${object}
+      DEPENDS ${source} DEPFILE ${object}.d COMMENT "nvcc ${name} ${stem}" VERBATIM)
+  endforeach()
   add_custom_command(OUTPUT ${library}
-    COMMAND ${CMAKE_CXX_COMPILER} -shared -o ${library} ${object} ${ARGN} ${GRADGATE_CUDART} -Wl,-soname,lib${name}.so
-    DEPENDS ${object} ${ARGN} COMMENT "Linking lib${name}.so" VERBATIM COMMAND_EXPAND_LISTS)
+    COMMAND ${CMAKE_CXX_COMPILER} -shared -o ${library} ${objects} ${ARG_OBJECTS} ${GRADGATE_CUDART} -Wl,-soname,lib${name}.so
+    DEPENDS ${objects} ${ARG_OBJECTS} COMMENT "Linking lib${name}.so" VERBATIM COMMAND_EXPAND_LISTS)
   add_custom_target(${name} ALL DEPENDS ${library})
   install(FILES ${library} DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endfunction()

@@ -45,7 +45,8 @@ struct DecodeArgs {
   float scale = 1.0f;
   Into into = Into::store;
   Bytes workspace;
-  uint64_t* fault = nullptr;  ///< must be set: keeps the first fault found, until the caller clears it to 0
+  uint64_t* fault = nullptr;  ///< must be set: keeps the first fault found, until the caller clears it to 0; while it
+                              ///< is not 0 the call does nothing
 };
 /// Checks the payload on the device, then writes (or adds) it. After a fault `out` is untouched and *fault says what it
 /// was: read it with fault_status() after the stream has got there.

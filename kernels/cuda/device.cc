@@ -1,16 +1,10 @@
-// The public calls of gradgate/device.h: check the arguments as the CPU's are checked, open the plugin, pass on.
+// The public calls of gradgate/device.h: check the arguments as the CPU's are checked, pass on.
 #include "gradgate/device.h"
-
-#include <dlfcn.h>
-
-#include <cstdlib>
-#include <cstring>
-#include <mutex>
 
 #include "codecs/codecs.h"
 #include "codecs/header.h"
 #include "kernels/arguments.h"
-#include "kernels/cuda/plugin.h"
+#include "kernels/cuda/library.h"
 
 namespace gradgate::device {
 namespace {
@@ -20,67 +14,7 @@ using kernels::overlap;
 using kernels::readable;
 using kernels::cuda::Plugin;
 
-constexpr const char* kLibrary = "libgradgate_cuda.so";
 constexpr size_t kWorkAlign = 256;
-
-struct Opened {
-  const Plugin* plugin = nullptr;
-  Message why;
-};
-
-// The library beside this code (build tree, or static linking), in a lib folder next to it, or where the loader looks.
-void* open_library(Message* why) noexcept {
-  if (const char* path = std::getenv("GRADGATE_CUDA_LIBRARY"); path != nullptr && *path != 0) {
-    void* handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (handle == nullptr) why->format("GRADGATE_CUDA_LIBRARY: %s", dlerror());
-    return handle;
-  }
-  Dl_info info;
-  if (dladdr(reinterpret_cast<void*>(&open_library), &info) != 0 && info.dli_fname != nullptr) {
-    const char* slash = std::strrchr(info.dli_fname, '/');
-    const int folder = slash == nullptr ? 0 : static_cast<int>(slash - info.dli_fname + 1);
-    for (const char* place : {"", "../lib/"}) {
-      Message path;
-      path.format("%.*s%s%s", folder, info.dli_fname, place, kLibrary);
-      if (void* handle = dlopen(path.text, RTLD_NOW | RTLD_LOCAL)) return handle;
-    }
-  }
-  void* handle = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
-  if (handle == nullptr) why->format("no CUDA: %s (set GRADGATE_CUDA_LIBRARY to its path)", dlerror());
-  return handle;
-}
-
-Opened open_plugin() noexcept {
-  Opened opened;
-  void* handle = open_library(&opened.why);
-  if (handle == nullptr) return opened;
-  const auto function = reinterpret_cast<kernels::cuda::PluginFunction>(dlsym(handle, kernels::cuda::kPluginSymbol));
-  const Plugin* plugin = function == nullptr ? nullptr : function();
-  if (plugin == nullptr || plugin->version != kernels::cuda::kPluginVersion) {
-    opened.why.format("%s belongs to another version of gradgate", kLibrary);
-    return opened;
-  }
-  opened.plugin = plugin;
-  return opened;
-}
-
-const Opened& opened() noexcept {
-  static const Opened once = open_plugin();
-  return once;
-}
-
-const Plugin* plugin_with_device(Message* why) noexcept {
-  const Opened& o = opened();
-  if (o.plugin == nullptr) {
-    if (why != nullptr) *why = o.why;
-    return nullptr;
-  }
-  int count = 0;  // some drivers leave -1 behind with an error
-  const int error = o.plugin->device_count(&count);
-  if (error == 0 && count > 0) return o.plugin;
-  if (why != nullptr) why->format("no CUDA device: %s", error == 0 ? "none is visible" : o.plugin->error_text(error));
-  return nullptr;
-}
 
 std::byte* aligned_workspace(Bytes workspace) noexcept {
   const uintptr_t at = reinterpret_cast<uintptr_t>(workspace.data());
@@ -170,22 +104,22 @@ kernels::cuda::DecodeCall decode_call(const CodecSpec& spec, const std::byte* pa
 }  // namespace
 
 Status available(Message* why) noexcept {
-  return plugin_with_device(why) == nullptr ? Status{StatusCode::unsupported} : Status{};
+  return kernels::cuda::plugin(why) == nullptr ? Status{StatusCode::unsupported} : Status{};
 }
 
 bool takes(const CodecSpec& spec, DType gradient) noexcept {
-  const Plugin* plugin = plugin_with_device(nullptr);
+  const Plugin* plugin = kernels::cuda::plugin();
   return plugin != nullptr && takes_with(*plugin, spec, gradient);
 }
 
 size_t workspace_bytes(const CodecSpec& spec, DType gradient, size_t count) noexcept {
-  const Plugin* plugin = plugin_with_device(nullptr);
+  const Plugin* plugin = kernels::cuda::plugin();
   if (plugin == nullptr || !takes_with(*plugin, spec, gradient)) return 0;
   return workspace_with(*plugin, spec, gradient, count);
 }
 
 Status encode(const CodecSpec& spec, const EncodeArgs& args, Stream stream) noexcept {
-  const Plugin* plugin = plugin_with_device(nullptr);
+  const Plugin* plugin = kernels::cuda::plugin();
   if (plugin == nullptr) return StatusCode::unsupported;
   GRADGATE_TRY(check_encode(*plugin, spec, args.gradient, args.residual, args.payload, args.workspace));
   if (!aligned(args.step, 4) || !aligned(args.non_finite, 8)) return StatusCode::invalid_argument;
@@ -197,7 +131,7 @@ Status encode(const CodecSpec& spec, const EncodeArgs& args, Stream stream) noex
 }
 
 Status decode(const CodecSpec& spec, const DecodeArgs& args, Stream stream) noexcept {
-  const Plugin* plugin = plugin_with_device(nullptr);
+  const Plugin* plugin = kernels::cuda::plugin();
   if (plugin == nullptr) return StatusCode::unsupported;
   if (!codecs::valid_spec(spec) || args.fault == nullptr || !aligned(args.fault, 8))
     return StatusCode::invalid_argument;
@@ -249,7 +183,7 @@ Status decode_sum(const CodecSpec& spec, const DecodeSumArgs& args, Stream strea
 }
 
 Status reduce_encode(const CodecSpec& spec, const ReduceArgs& args, Stream stream) noexcept {
-  const Plugin* plugin = plugin_with_device(nullptr);
+  const Plugin* plugin = kernels::cuda::plugin();
   if (plugin == nullptr) return StatusCode::unsupported;
   GRADGATE_TRY(check_encode(*plugin, spec, args.gradient, args.residual, args.payload, args.workspace));
   if (!widens_to_f32(args.gradient.dtype)) return StatusCode::unsupported;  // sums are formed in f32
@@ -273,8 +207,25 @@ Status reduce_encode(const CodecSpec& spec, const ReduceArgs& args, Stream strea
   return launched(plugin->encode(call, stream));
 }
 
+Status check_indices(const CodecSpec& spec, DType gradient, size_t count, const std::byte* payloads, size_t stride,
+                     unsigned ranks, unsigned self, unsigned first_rank, Bytes workspace, uint64_t* fault,
+                     Stream stream) noexcept {
+  const Plugin* plugin = kernels::cuda::plugin();
+  if (plugin == nullptr || !takes_with(*plugin, spec, gradient)) return StatusCode::unsupported;
+  GRADGATE_TRY(check_workspace(*plugin, spec, gradient, count, workspace));
+  kernels::cuda::DecodeCall call{};
+  call.spec = spec;
+  call.header = codecs::make_header(spec, gradient, count, 0);
+  call.payload = payloads;
+  call.gradient = gradient;
+  call.count = count;
+  call.workspace = aligned_workspace(workspace);
+  call.fault = fault;
+  return launched(plugin->check_indices(call, stride, ranks, self, first_rank, stream));
+}
+
 Status fold_residual(Vec gradient, float* residual, Stream stream) noexcept {
-  const Plugin* plugin = plugin_with_device(nullptr);
+  const Plugin* plugin = kernels::cuda::plugin();
   if (plugin == nullptr || !widens_to_f32(gradient.dtype)) return StatusCode::unsupported;
   if (!readable(gradient.data, gradient.count, gradient.dtype) || !readable(residual, gradient.count, DType::f32) ||
       overlap(gradient.data, gradient.count * dtype_bytes(gradient.dtype), residual, gradient.count * sizeof(float)))
@@ -286,6 +237,7 @@ Status fault_status(uint64_t fault, unsigned* rank) noexcept {
   if ((fault & kernels::cuda::kFaultSet) == 0) return {};
   if (rank != nullptr) *rank = static_cast<unsigned>(fault >> 16 & 0xffffffffu);
   const uint64_t what = fault >> 8 & 0xff;
+  if (what == kernels::cuda::kFaultStep) return StatusCode::peer_mismatch;
   if (what == kernels::cuda::kFaultPeer) return {StatusCode::peer_failed, static_cast<int64_t>(fault & 0xff)};
   return {StatusCode::bad_payload, static_cast<int64_t>(what)};
 }

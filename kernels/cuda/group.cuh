@@ -253,12 +253,13 @@ __device__ inline void report(uint64_t* word, uint64_t fault) {
   atomicCAS(reinterpret_cast<unsigned long long*>(word), 0ull, static_cast<unsigned long long>(fault));
 }
 
-/// Every CTA looks at the headers itself: 32 bytes a rank are cheaper than a launch. True: none is at fault. All
-/// threads of the CTA must come here.
+/// Every CTA looks at the headers itself: 32 bytes a rank are cheaper than a launch. True: none is at fault, and no
+/// fault was there before. All threads of the CTA must come here.
 __device__ inline bool headers_ok(const std::byte* payloads, size_t stride, unsigned ranks, unsigned skip,
                                   const codecs::WireHeader& expected, uint64_t* word) {
   __shared__ unsigned long long first;
-  if (threadIdx.x == 0) first = ~0ull;
+  // One thread looks at the word: another CTA may be setting it.
+  if (threadIdx.x == 0) first = *word == 0 ? ~0ull : *word;
   __syncthreads();
   for (unsigned rank = threadIdx.x; rank < ranks; rank += blockDim.x) {
     if (rank == skip) continue;
@@ -271,10 +272,11 @@ __device__ inline bool headers_ok(const std::byte* payloads, size_t stride, unsi
   return false;
 }
 
-/// Whether the kernel that validated the payloads found nothing; else its verdict is kept.
+/// Whether the kernel that validated the payloads found nothing, and no fault was there before; else its verdict is
+/// kept.
 __device__ inline bool no_fault(const uint64_t* verdict, uint64_t* word) {
   const uint64_t found = *verdict;
-  if (found == ~0ull) return true;
+  if (found == ~0ull) return *word == 0;  // then nobody sets it while this kernel runs
   if (threadIdx.x == 0 && blockIdx.x == 0) report(word, found);
   return false;
 }

@@ -390,6 +390,24 @@ bool has_kernels(const CodecSpec& spec) noexcept {
   }
 }
 
+// The verdict of a validation, kept unless a fault was there before.
+__global__ void keep_verdict(const uint64_t* verdict, unsigned first_rank, uint64_t* fault) {
+  if (*verdict != ~0ull) report(fault, *verdict + (static_cast<uint64_t>(first_rank) << 16));
+}
+
+int check_indices_call(const DecodeCall& call, size_t stride, unsigned ranks, unsigned self, unsigned first_rank,
+                       Stream handle) noexcept {
+  if (call.spec.id != CodecId::chunk_topk || call.count == 0 || ranks == 0) return cudaSuccess;
+  const cudaStream_t stream = stream_of(handle);
+  codecs::Sections<const std::byte> sections;
+  codecs::bind_payload(call.spec, call.gradient, call.count, call.payload, &sections);
+  const int status = validate(call.spec, call.header, call.payload, stride, ranks, self,
+                              static_cast<size_t>(sections.second - call.payload), call.count, call.workspace, stream);
+  if (status != cudaSuccess) return status;
+  keep_verdict<<<1, 1, 0, stream>>>(reinterpret_cast<const uint64_t*>(call.workspace), first_rank, call.fault);
+  return cudaGetLastError();
+}
+
 int device_count(int* count) noexcept {
   const cudaError_t error = cudaGetDeviceCount(count);
   if (error != cudaSuccess) cudaGetLastError();  // not for the next call to find
@@ -397,8 +415,8 @@ int device_count(int* count) noexcept {
 }
 const char* error_text(int error) noexcept { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
 
-constexpr Plugin kPlugin{kPluginVersion, device_count, error_text,  has_kernels,
-                         workspace_of,   encode_call,  decode_call, fold_call};
+constexpr Plugin kPlugin{kPluginVersion, device_count, error_text,         has_kernels, workspace_of,
+                         encode_call,    decode_call,  check_indices_call, fold_call};
 
 }  // namespace
 }  // namespace gradgate::kernels::cuda

@@ -59,13 +59,21 @@ struct Plugin {
   size_t (*workspace_bytes)(const CodecSpec& spec, DType gradient, size_t count) noexcept;
   int (*encode)(const EncodeCall& call, device::Stream stream) noexcept;
   int (*decode)(const DecodeCall& call, device::Stream stream) noexcept;
+  /// Reports to the fault word unless every index of the payloads at call.payload + r * stride, r < ranks and r !=
+  /// self, is in order; rank r counts as first_rank + r. Nothing to do for codecs without indices. Headers are not
+  /// looked at.
+  int (*check_indices)(const DecodeCall& call, size_t stride, unsigned ranks, unsigned self, unsigned first_rank,
+                       device::Stream stream) noexcept;
   int (*fold)(void* gradient, float* residual, size_t count, DType dtype, device::Stream stream) noexcept;
 };
 using PluginFunction = const Plugin* (*)();
 
-/// Fault words: bit 63 set, the rank in bits 16–47, the PayloadFault in bits 8–15 (1: an error payload, whose status
-/// code is in bits 0–7). The smallest is the first in rank order.
+/// Fault words: bit 63 set, the stage of an exchange in bits 48–55, the rank in bits 16–47, the PayloadFault in bits
+/// 8–15 (1: an error payload, whose status code is in bits 0–7; 255: another step). The smallest is the first in rank
+/// order. Calls with a fault word do nothing where it is already set.
 inline constexpr uint64_t kFaultSet = uint64_t{1} << 63;
+inline constexpr unsigned kFaultStageShift = 48;
 inline constexpr uint64_t kFaultPeer = 1;
+inline constexpr uint64_t kFaultStep = 255;
 
 }  // namespace gradgate::kernels::cuda
