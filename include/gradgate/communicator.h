@@ -66,6 +66,14 @@ class GRADGATE_API Communicator {
   virtual Status broadcast(void* data, size_t count, DType dtype, int root, Stream stream,
                            Deadline deadline) noexcept = 0;
   virtual Status barrier(Stream stream, Deadline deadline) noexcept = 0;
+  /// Whether calls take device memory and a stream.
+  virtual bool on_device() const noexcept { return false; }
+  /// Returns when all that was enqueued on `stream` is done, or a peer or the device failed, or the deadline passed.
+  /// Host memory: nothing is ever outstanding.
+  virtual Status wait(Stream stream, Deadline deadline) noexcept {
+    (void)stream, (void)deadline;
+    return {};
+  }
 
   /// Ranks with the same color form a communicator, ordered by key, then by rank. Collective.
   virtual Status split(int color, int key, std::unique_ptr<Communicator>* out, Deadline deadline) noexcept = 0;

@@ -48,7 +48,10 @@ struct ExchangeShape {
   int rank = 0, ranks = 1;
   unsigned width = 1;      ///< executor threads
   int ranks_per_node = 0;  ///< hierarchical: consecutive ranks share a node; must divide ranks
+  bool device = false;     ///< the memory is the current CUDA device's (ExchangeArgs::device)
 };
+
+struct DevicePlace;  // gradgate/device_exchange.h
 
 struct ExchangeArgs {
   ExchangeShape shape;
@@ -59,13 +62,19 @@ struct ExchangeArgs {
   Bytes workspace;  ///< at least exchange_workspace_bytes(shape), any alignment
   Seed seed;        ///< key, tensor and step; stream and first are set by the exchange
   Executor executor;
-  bool divide = false;            ///< all_reduce: scale by division by N instead of multiplication with 1/N
-  uint32_t* threshold = nullptr;  ///< topk: as in EncodeArgs, one per vector
+  bool divide = false;                  ///< all_reduce: scale by division by N instead of multiplication with 1/N
+  uint32_t* threshold = nullptr;        ///< topk: as in EncodeArgs, one per vector
+  const DevicePlace* device = nullptr;  ///< shape.device: where and how; must outlive the machine
 };
 
 /// Whose collective it is: of all ranks, of the ranks of this node, or of the ranks that have this rank's place in
 /// their nodes.
 enum class Tier : uint8_t { all, node, between };
+
+namespace comm {
+struct Shards;
+struct Slots;
+}  // namespace comm
 
 /// One collective the driver must perform. kind == none: the exchange is complete.
 struct CollectiveCall {
@@ -129,6 +138,8 @@ class GRADGATE_API ExchangeMachine {
   void send_shards(CollectiveCall* call) noexcept;
   void send_sum(CollectiveCall* call) noexcept;
   Status receive_sums() noexcept;
+  void inspect_slots(int stage, const comm::Slots& slots, int skip, const comm::Shards* shards, size_t count,
+                     Bytes work) noexcept;
   bool inspect(int stage, int peer, size_t count, ConstBytes payload) noexcept;
   void blame(Status status, const char* text) noexcept;
 

@@ -18,8 +18,8 @@ struct AllGatherBuffers {
     const auto ranks = static_cast<size_t>(shape.ranks);
     const CodecSpec& spec = shape.candidate.codec;
     slot_bytes = payload_bytes(spec, shape.dtype, shape.count);
-    const size_t codec_bytes = std::max(workspace_bytes(spec, shape.dtype, shape.count, shape.width),
-                                        decode_sum_bytes(spec, shape.dtype, shape.count, ranks, shape.width));
+    const size_t codec_bytes =
+        std::max(codec_work_bytes(shape, shape.count), decode_sum_work_bytes(shape, shape.count));
     WorkspaceCarver carver(base);
     slots = carver.take(ranks, slot_bytes);
     views = carver.take(ranks, sizeof(ConstBytes));

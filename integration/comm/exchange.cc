@@ -4,8 +4,8 @@
 
 #include "integration/comm/all_gather_layout.h"
 #include "integration/comm/all_reduce_layout.h"
-#include "integration/comm/dense_scale.h"
 #include "integration/comm/hierarchical_layout.h"
+#include "integration/comm/slot.h"
 #include "integration/comm/two_shot_layout.h"
 
 namespace gradgate {
@@ -15,6 +15,22 @@ bool all_reduce_takes(DType dtype) noexcept {
   return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16 || dtype == DType::f64;
 }
 
+// What of a shape is not offered in device memory.
+Status check_device(const ExchangeShape& shape, Message* why) noexcept {
+  const CodecSpec& codec = shape.candidate.codec;
+  const Exchange exchange = shape.candidate.exchange;
+  if (exchange == Exchange::hierarchical || (exchange == Exchange::all_reduce && codec.id != CodecId::none)) {
+    why->format("%s by %s is for host memory", format_codec(codec).text, exchange_name(exchange));
+    return StatusCode::unsupported;
+  }
+  if (!comm::on_device::takes(shape)) {
+    why->format("no kernels on this device for %s with %s gradients", format_codec(codec).text,
+                dtype_name(shape.dtype));
+    return StatusCode::unsupported;
+  }
+  return {};
+}
+
 // Empty `why` and ok, or what is wrong with a shape.
 Status check_shape(const ExchangeShape& shape, Message* why) noexcept {
   const CodecSpec& codec = shape.candidate.codec;
@@ -22,6 +38,7 @@ Status check_shape(const ExchangeShape& shape, Message* why) noexcept {
     why->format("rank %d of %d ranks", shape.rank, shape.ranks);
     return StatusCode::invalid_argument;
   }
+  if (shape.device) GRADGATE_TRY(check_device(shape, why));
   if (shape.candidate.exchange == Exchange::all_reduce) {
     if (codec == CodecSpec{} && all_reduce_takes(shape.dtype)) return {};
     const bool adds = codec.id != CodecId::none && codec_travels_by(codec, Exchange::all_reduce);
@@ -108,6 +125,10 @@ Status check_args(const ExchangeArgs& args, Message* why) noexcept {
   }
   if (args.gradient.data == nullptr && args.shape.count != 0) {
     why->format("null gradient with count %zu", args.shape.count);
+    return StatusCode::invalid_argument;
+  }
+  if (args.shape.device != (args.device != nullptr) || (args.device != nullptr && args.device->record == nullptr)) {
+    why->format("a shape in device memory needs ExchangeArgs::device with a record, one in host memory has none");
     return StatusCode::invalid_argument;
   }
   GRADGATE_TRY(check_feedback(args, why));
@@ -221,14 +242,13 @@ bool ExchangeMachine::dense() const noexcept {
 // exchange of one rank or of no elements, which ends here.
 Status ExchangeMachine::begin_dense() noexcept {
   if (args_.feedback != Feedback::none && args_.shape.count != 0) {
-    const Status status = fold_residual(args_.gradient, args_.residual, args_.executor);
+    const Status status = comm::fold_part(args_);
     if (!status.ok()) {
       error_.format("all_reduce: folding the residual: %s", status.message());
       return status;
     }
   }
-  if (divisor_ > 1) comm::scale_dense(args_.gradient, divisor_, args_.divide, args_.executor);
-  return {};
+  return divisor_ > 1 ? comm::scale_vector(args_, divisor_) : Status{};
 }
 
 Status ExchangeMachine::next_dense(CollectiveCall* call) noexcept {

@@ -3,10 +3,16 @@
 #include "integration/comm/slot.h"
 
 #include <cstring>
+#include <new>
 
 #include "codecs/header.h"
+#include "integration/comm/dense_scale.h"
+#include "integration/comm/two_shot_layout.h"
 
 namespace gradgate {
+
+using comm::judge_payload;
+
 namespace {
 
 const char* codec_name(uint8_t id) noexcept {
@@ -46,60 +52,184 @@ bool describe_mismatch(const codecs::WireHeader& got, const codecs::WireHeader& 
 
 namespace comm {
 
-Bytes payload_in(const ExchangeShape& shape, size_t count, Bytes slot) noexcept {
-  return slot.first(payload_bytes(shape.candidate.codec, shape.dtype, count));
-}
-
-void zero_rest(const ExchangeShape& shape, size_t count, Bytes slot) noexcept {
-  const size_t used = payload_bytes(shape.candidate.codec, shape.dtype, count);
-  std::memset(slot.data() + used, 0, slot.size() - used);
-}
-
-void put_error(const ExchangeArgs& args, size_t count, StatusCode code, Bytes slot) noexcept {
-  // Cannot fail: shape and size were checked by begin().
-  (void)encode_error(args.shape.candidate.codec, args.shape.dtype, count, args.seed, code,
-                     payload_in(args.shape, count, slot));
-  zero_rest(args.shape, count, slot);
-}
-
-}  // namespace comm
-
-// Looks at a payload that `peer` made. False, and this rank blamed or the peer's failure noted, unless it is good.
-bool ExchangeMachine::inspect(int stage, int peer, size_t count, ConstBytes payload) noexcept {
-  const ExchangeShape& shape = args_.shape;
-  const char* codec = codec_info(shape.candidate.codec.id).name;
-  PayloadInfo info{};
-  Status status = check_payload(shape.candidate.codec, shape.dtype, count, payload, &info);
-  Message why, text;
+Status judge_payload(const ExchangeArgs& args, int stage, int peer, size_t count, Status status,
+                     const codecs::WireHeader& got, Message* text) noexcept {
+  const ExchangeShape& shape = args.shape;
+  const CodecSpec& codec = shape.candidate.codec;
+  Message why;
   if (status.code() == StatusCode::bad_payload) {
-    codecs::WireHeader got;
-    std::memcpy(&got, payload.data(), sizeof got);
-    const codecs::WireHeader expected = codecs::make_header(shape.candidate.codec, shape.dtype, count, args_.seed.step);
+    const codecs::WireHeader expected = codecs::make_header(codec, shape.dtype, count, args.seed.step);
     if (describe_mismatch(got, expected, peer, shape.rank, &why)) {
       status = StatusCode::peer_mismatch;
     } else {
       why.format("damaged payload from rank %d: %s", peer,
                  payload_fault_name(static_cast<PayloadFault>(status.detail())));
     }
-  } else if (info.step != args_.seed.step && (status.ok() || status.code() == StatusCode::peer_failed)) {
-    why.format("step: rank %d is at step %u, rank %d at step %u", peer, info.step, shape.rank, args_.seed.step);
+  } else if (got.step != args.seed.step && (status.ok() || status.code() == StatusCode::peer_failed)) {
+    why.format("step: rank %d is at step %u, rank %d at step %u", peer, got.step, shape.rank, args.seed.step);
     status = StatusCode::peer_mismatch;
   } else if (status.code() == StatusCode::peer_failed) {
-    why.format("rank %d failed: %s", peer, Status(info.code).message());
+    const auto code = static_cast<StatusCode>(got.flags >> 4);
+    why.format("rank %d failed: %s", peer, Status(code).message());
     // What a peer found to differ between ranks differs for this one too.
-    if (info.code == StatusCode::peer_mismatch) status = StatusCode::peer_mismatch;
+    if (code == StatusCode::peer_mismatch) status = StatusCode::peer_mismatch;
   } else if (!status.ok()) {
     why.format("payload from rank %d: %s", peer, status.message());
   }
-  if (status.ok()) return true;
-  const char* exchange = exchange_name(shape.candidate.exchange);
+  if (status.ok()) return status;
+  const char *name = codec_info(codec.id).name, *exchange = exchange_name(shape.candidate.exchange);
   if (stage == 0) {
-    text.format("%s over %s: %s", codec, exchange, why.text);
+    text->format("%s over %s: %s", name, exchange, why.text);
   } else {
-    text.format("%s over %s, stage %d: %s", codec, exchange, stage, why.text);
+    text->format("%s over %s, stage %d: %s", name, exchange, stage, why.text);
   }
-  blame(status, text.text);
-  return false;
+  return status;
+}
+
+Bytes payload_in(const ExchangeShape& shape, size_t count, Bytes slot) noexcept {
+  return slot.first(payload_bytes(shape.candidate.codec, shape.dtype, count));
+}
+
+Status zero(const ExchangeArgs& args, Bytes memory) noexcept {
+  if (args.device != nullptr) return on_device::zero(args, memory);
+  if (!memory.empty()) std::memset(memory.data(), 0, memory.size());
+  return {};
+}
+
+Status zero_rest(const ExchangeArgs& args, size_t count, Bytes slot) noexcept {
+  return zero(args, slot.subspan(payload_bytes(args.shape.candidate.codec, args.shape.dtype, count)));
+}
+
+void put_error(const ExchangeArgs& args, size_t count, StatusCode code, Bytes slot) noexcept {
+  const Bytes payload = payload_in(args.shape, count, slot);
+  if (args.device != nullptr) return on_device::put_error(args, count, code, payload);
+  // Cannot fail: shape and size were checked by begin().
+  (void)encode_error(args.shape.candidate.codec, args.shape.dtype, count, args.seed, code, payload);
+  (void)zero_rest(args, count, slot);
+}
+
+size_t codec_work_bytes(const ExchangeShape& shape, size_t count) noexcept {
+  if (shape.device) return on_device::codec_work_bytes(shape, count);
+  return workspace_bytes(shape.candidate.codec, shape.dtype, count, shape.width);
+}
+
+size_t decode_sum_work_bytes(const ExchangeShape& shape, size_t count) noexcept {
+  if (shape.device) return on_device::codec_work_bytes(shape, count);
+  return decode_sum_bytes(shape.candidate.codec, shape.dtype, count, static_cast<size_t>(shape.ranks), shape.width);
+}
+
+Status encode_part(const ExchangeArgs& args, ConstVec part, float* residual, const Seed& seed, Bytes slot, Bytes work,
+                   uint64_t* non_finite) noexcept {
+  const Bytes payload = payload_in(args.shape, part.count, slot);
+  GRADGATE_TRY(zero_rest(args, part.count, slot));
+  if (args.device != nullptr) return on_device::encode_part(args, part, residual, seed, payload, work);
+  EncodeStats stats;
+  const Status status = encode(args.shape.candidate.codec,
+                               {.gradient = part,
+                                .residual = residual,
+                                .payload = payload,
+                                .workspace = work,
+                                .seed = seed,
+                                .executor = args.executor,
+                                .threshold = args.threshold},
+                               &stats);
+  *non_finite += stats.non_finite;
+  return status;
+}
+
+Status encode_sum(const ExchangeArgs& args, const Slots& incoming, ConstVec own, float* residual, const Seed& seed,
+                  Bytes slot, Bytes work, uint64_t* non_finite) noexcept {
+  const Bytes payload = payload_in(args.shape, own.count, slot);
+  GRADGATE_TRY(zero_rest(args, own.count, slot));
+  if (args.device != nullptr) return on_device::encode_sum(args, incoming, own, residual, seed, payload, work);
+  auto* views = reinterpret_cast<ConstBytes*>(incoming.views);
+  for (int peer = 0; peer < incoming.ranks; ++peer) {
+    ConstBytes view = payload_in(args.shape, own.count, incoming[peer]);
+    if (peer == args.shape.rank) view = {};
+    new (&views[peer]) ConstBytes(view);
+  }
+  EncodeStats stats;
+  const Status status = reduce_encode(args.shape.candidate.codec,
+                                      {.payloads = {views, static_cast<size_t>(incoming.ranks)},
+                                       .self = static_cast<size_t>(args.shape.rank),
+                                       .gradient = own,
+                                       .residual = residual,
+                                       .payload = payload,
+                                       .workspace = work,
+                                       .seed = seed,
+                                       .executor = args.executor},
+                                      &stats);
+  *non_finite += stats.non_finite;
+  return status;
+}
+
+Status decode_part(const ExchangeArgs& args, Bytes slot, Vec out, float scale, Bytes work) noexcept {
+  const Bytes payload = payload_in(args.shape, out.count, slot);
+  if (args.device != nullptr) return on_device::decode_part(args, payload, out, scale, work);
+  return decode(
+      args.shape.candidate.codec,
+      {.payload = payload, .gradient = args.shape.dtype, .out = out, .scale = scale, .executor = args.executor});
+}
+
+Status decode_slots(const ExchangeArgs& args, const Slots& slots, float scale, Bytes work) noexcept {
+  if (args.device != nullptr) return on_device::decode_slots(args, slots, scale, work);
+  auto* views = reinterpret_cast<ConstBytes*>(slots.views);
+  for (int peer = 0; peer < slots.ranks; ++peer)
+    new (&views[peer]) ConstBytes(payload_in(args.shape, args.shape.count, slots[peer]));
+  return decode_sum(args.shape.candidate.codec, {.payloads = {views, static_cast<size_t>(slots.ranks)},
+                                                 .gradient = args.shape.dtype,
+                                                 .out = args.gradient,
+                                                 .scale = scale,
+                                                 .workspace = work,
+                                                 .executor = args.executor});
+}
+
+Status fold_part(const ExchangeArgs& args) noexcept {
+  if (args.device != nullptr) return on_device::fold_part(args);
+  return fold_residual(args.gradient, args.residual, args.executor);
+}
+
+Status scale_vector(const ExchangeArgs& args, int divisor) noexcept {
+  if (args.device != nullptr) return on_device::scale_vector(args, divisor);
+  scale_dense(args.gradient, divisor, args.divide, args.executor);
+  return {};
+}
+
+}  // namespace comm
+
+// Looks at a payload that `peer` made. False, and this rank blamed or the peer's failure noted, unless it is good.
+bool ExchangeMachine::inspect(int stage, int peer, size_t count, ConstBytes payload) noexcept {
+  const CodecSpec& codec = args_.shape.candidate.codec;
+  Status status = check_payload(codec, args_.shape.dtype, count, payload, nullptr);
+  codecs::WireHeader got;
+  std::memcpy(&got, payload.data(), sizeof got);
+  Message text;
+  status = judge_payload(args_, stage, peer, count, status, got, &text);
+  if (!status.ok()) blame(status, text.text);
+  return status.ok();
+}
+
+void ExchangeMachine::inspect_slots(int stage, const comm::Slots& slots, int skip, const comm::Shards* shards,
+                                    size_t count, Bytes work) noexcept {
+  const auto count_of = [&](int rank) { return shards == nullptr ? count : (*shards)[rank].count; };
+  for (int peer = 0; peer < slots.ranks && failed_.ok(); ++peer) {
+    const size_t elements = count_of(peer);
+    if (args_.device == nullptr) {
+      if (peer != skip) inspect(stage, peer, elements, comm::payload_in(args_.shape, elements, slots[peer]));
+      continue;
+    }
+    // Enqueued, for neighbours with payloads of one size together.
+    int last = peer;
+    while (last + 1 < slots.ranks && count_of(last + 1) == elements) ++last;
+    const Status status = comm::on_device::inspect(args_, stage, slots, peer, last - peer + 1, skip, elements, work);
+    if (!status.ok()) blame(status, "the look at what arrived could not be enqueued");
+    peer = last;
+  }
+}
+
+Status exchange_record_status(const ExchangeArgs& args, const ExchangeRecord& record, uint64_t* non_finite,
+                              Message* why) noexcept {
+  return comm::on_device::record_status(args, record, non_finite, why);
 }
 
 }  // namespace gradgate

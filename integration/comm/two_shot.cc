@@ -1,9 +1,6 @@
 // The two_shot exchange: encode the foreign shards, all-to-all, sum and re-encode the own shard at its owner,
 // all-gather, decode. Both collectives are always performed; a rank that cannot go on sends error payloads, and every
 // rank looks before it writes.
-#include <cstring>
-#include <new>
-
 #include "gradgate/exchange.h"
 #include "integration/comm/slot.h"
 #include "integration/comm/two_shot_layout.h"
@@ -11,24 +8,25 @@
 namespace gradgate {
 namespace {
 
-using comm::payload_in;
-using comm::put_error;
 using comm::Shard;
 using comm::Shards;
+using comm::Slots;
 using comm::TwoShotBuffers;
-using comm::zero_rest;
 
-ConstVec part(const ExchangeArgs& args, Shard shard) noexcept {
+Vec part(const ExchangeArgs& args, Shard shard) noexcept {
   const size_t element = dtype_bytes(args.shape.dtype);
-  return {static_cast<const std::byte*>(args.gradient.data) + shard.first * element, shard.count, args.shape.dtype};
+  return {static_cast<std::byte*>(args.gradient.data) + shard.first * element, shard.count, args.shape.dtype};
 }
 
 float* residual_of(const ExchangeArgs& args, Shard shard) noexcept {
   return args.feedback == Feedback::apply ? args.residual + shard.first : nullptr;
 }
 
-Bytes slot(std::byte* slots, const Shards& shards, int rank) noexcept {
-  return {slots + static_cast<size_t>(rank) * shards.slot_bytes, shards.slot_bytes};
+Slots outgoing(const ExchangeArgs& args, const Shards& shards, const TwoShotBuffers& buffers) noexcept {
+  return {buffers.outgoing, shards.slot_bytes, args.shape.ranks, buffers.views};
+}
+Slots incoming(const ExchangeArgs& args, const Shards& shards, const TwoShotBuffers& buffers) noexcept {
+  return {buffers.incoming, shards.slot_bytes, args.shape.ranks, buffers.views};
 }
 
 }  // namespace
@@ -37,27 +35,15 @@ void ExchangeMachine::begin_two_shot() noexcept {
   const ExchangeShape& shape = args_.shape;
   const Shards shards(shape);
   const TwoShotBuffers buffers(shape, shards, args_.workspace.data());
+  const Slots out = outgoing(args_, shards, buffers);
   for (int peer = 0; peer < shape.ranks; ++peer) {
-    const Bytes out = slot(buffers.outgoing, shards, peer);
-    if (peer == shape.rank) {
-      std::memset(out.data(), 0, out.size());
-      continue;
-    }
     const Shard shard = shards[peer];
     Seed seed = args_.seed;
     seed.stream = static_cast<uint32_t>(shape.rank);
     seed.first = args_.seed.first + shard.first;
-    EncodeStats stats;
-    const Status status = encode(shape.candidate.codec,
-                                 {.gradient = part(args_, shard),
-                                  .residual = residual_of(args_, shard),
-                                  .payload = payload_in(shape, shard.count, out),
-                                  .workspace = buffers.codec,
-                                  .seed = seed,
-                                  .executor = args_.executor},
-                                 &stats);
-    non_finite_ += stats.non_finite;
-    zero_rest(shape, shard.count, out);
+    const Status status = peer == shape.rank ? comm::zero(args_, out[peer])
+                                             : comm::encode_part(args_, part(args_, shard), residual_of(args_, shard),
+                                                                 seed, out[peer], buffers.codec, &non_finite_);
     if (!status.ok()) {
       Message text;
       text.format("two_shot, stage 1: rank %d could not encode the shard of rank %d: %s", shape.rank, peer,
@@ -88,8 +74,9 @@ void ExchangeMachine::send_shards(CollectiveCall* call) noexcept {
   const ExchangeShape& shape = args_.shape;
   const Shards shards(shape);
   const TwoShotBuffers buffers(shape, shards, args_.workspace.data());
+  const Slots out = outgoing(args_, shards, buffers);
   for (int peer = 0; peer < shape.ranks && !failed_.ok(); ++peer) {
-    if (peer != shape.rank) put_error(args_, shards[peer].count, failed_.code(), slot(buffers.outgoing, shards, peer));
+    if (peer != shape.rank) comm::put_error(args_, shards[peer].count, failed_.code(), out[peer]);
   }
   *call = {Collective::all_to_all, buffers.outgoing, buffers.incoming, shards.slot_bytes, DType::u8};
 }
@@ -99,38 +86,22 @@ void ExchangeMachine::send_sum(CollectiveCall* call) noexcept {
   const Shards shards(shape);
   const TwoShotBuffers buffers(shape, shards, args_.workspace.data());
   const Shard own = shards[shape.rank];
-  const Bytes sum = slot(buffers.outgoing, shards, shape.rank);
-  auto* views = reinterpret_cast<ConstBytes*>(buffers.views);
-  for (int peer = 0; peer < shape.ranks; ++peer) {
-    ConstBytes payload = payload_in(shape, own.count, slot(buffers.incoming, shards, peer));
-    if (peer == shape.rank) payload = {};
-    new (&views[peer]) ConstBytes(payload);
-    if (peer != shape.rank && failed_.ok()) inspect(1, peer, own.count, payload);
-  }
+  const Bytes sum = outgoing(args_, shards, buffers)[shape.rank];
+  const Slots in = incoming(args_, shards, buffers);
+  inspect_slots(1, in, shape.rank, nullptr, own.count, buffers.codec);
   if (failed_.ok()) {
     Seed seed = args_.seed;
     seed.stream = static_cast<uint32_t>(shape.ranks + shape.rank);
     seed.first = args_.seed.first + own.first;
-    EncodeStats stats;
-    const Status status = reduce_encode(shape.candidate.codec,
-                                        {.payloads = {views, static_cast<size_t>(shape.ranks)},
-                                         .self = static_cast<size_t>(shape.rank),
-                                         .gradient = part(args_, own),
-                                         .residual = residual_of(args_, own),
-                                         .payload = payload_in(shape, own.count, sum),
-                                         .workspace = buffers.codec,
-                                         .seed = seed,
-                                         .executor = args_.executor},
-                                        &stats);
-    non_finite_ += stats.non_finite;
-    zero_rest(shape, own.count, sum);
+    const Status status =
+        comm::encode_sum(args_, in, part(args_, own), residual_of(args_, own), seed, sum, buffers.codec, &non_finite_);
     if (!status.ok()) {
       Message text;
       text.format("two_shot, stage 2: rank %d could not encode its sum: %s", shape.rank, status.message());
       blame(status, text.text);
     }
   }
-  if (!failed_.ok()) put_error(args_, own.count, failed_.code(), sum);
+  if (!failed_.ok()) comm::put_error(args_, own.count, failed_.code(), sum);
   *call = {Collective::all_gather, sum.data(), buffers.outgoing, shards.slot_bytes, DType::u8};
 }
 
@@ -138,21 +109,12 @@ Status ExchangeMachine::receive_sums() noexcept {
   const ExchangeShape& shape = args_.shape;
   const Shards shards(shape);
   const TwoShotBuffers buffers(shape, shards, args_.workspace.data());
+  const Slots sums = outgoing(args_, shards, buffers);
   // All payloads are good before the first is decoded: the gradient changes as a whole or not at all.
-  for (int owner = 0; owner < shape.ranks && failed_.ok(); ++owner) {
-    inspect(2, owner, shards[owner].count,
-            payload_in(shape, shards[owner].count, slot(buffers.outgoing, shards, owner)));
-  }
+  inspect_slots(2, sums, -1, &shards, 0, buffers.codec);
   const float scale = static_cast<float>(1.0 / divisor_);
   for (int owner = 0; owner < shape.ranks && failed_.ok(); ++owner) {
-    const Shard shard = shards[owner];
-    const ConstVec out = part(args_, shard);
-    const Status status =
-        decode(shape.candidate.codec, {.payload = payload_in(shape, shard.count, slot(buffers.outgoing, shards, owner)),
-                                       .gradient = shape.dtype,
-                                       .out = {const_cast<void*>(out.data), out.count, out.dtype},
-                                       .scale = scale,
-                                       .executor = args_.executor});
+    const Status status = comm::decode_part(args_, sums[owner], part(args_, shards[owner]), scale, buffers.codec);
     if (!status.ok()) {
       Message text;
       text.format("two_shot, stage 2: rank %d could not decode the sum of rank %d: %s", shape.rank, owner,

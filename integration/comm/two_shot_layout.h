@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "gradgate/exchange.h"
+#include "integration/comm/slot.h"
 
 namespace gradgate::comm {
 
@@ -79,7 +80,7 @@ struct TwoShotBuffers {
 
   TwoShotBuffers(const ExchangeShape& shape, const Shards& shards, std::byte* base) noexcept {
     const auto ranks = static_cast<size_t>(shape.ranks);
-    const size_t codec_bytes = workspace_bytes(shape.candidate.codec, shape.dtype, shards.elements, shape.width);
+    const size_t codec_bytes = codec_work_bytes(shape, shards.elements);
     WorkspaceCarver carver(base);
     outgoing = carver.take(ranks, shards.slot_bytes);
     incoming = carver.take(ranks, shards.slot_bytes);

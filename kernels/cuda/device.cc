@@ -161,7 +161,7 @@ Status decode(const CodecSpec& spec, const DecodeArgs& args, Stream stream) noex
 }
 
 Status decode_sum(const CodecSpec& spec, const DecodeSumArgs& args, Stream stream) noexcept {
-  const Plugin* plugin = plugin_with_device(nullptr);
+  const Plugin* plugin = kernels::cuda::plugin();
   if (plugin == nullptr) return StatusCode::unsupported;
   const Vec out = args.out;
   if (!codecs::valid_spec(spec) || args.fault == nullptr || !aligned(args.fault, 8) || args.ranks == 0)

@@ -62,7 +62,9 @@ TEST_P(DeviceGraph, ReplaysReadTheStepAndCarryTheResidual) {
     ASSERT_CUDA(cudaStreamSynchronize(stream_));
     ASSERT_TRUE(bytes_equal(expected.data(), payload.fetch(), bytes, 4)) << "step " << step;
     ASSERT_TRUE(bytes_equal(decoded.data(), out.fetch(), kCount * 4, 4)) << "step " << step;
-    if (feedback) ASSERT_TRUE(bytes_equal(e.data(), slot.fetch(), kCount * 4, 4)) << "step " << step;
+    if (feedback) {
+      ASSERT_TRUE(bytes_equal(e.data(), slot.fetch(), kCount * 4, 4)) << "step " << step;
+    }
     ASSERT_TRUE(bytes_equal(&no_fault, fault.fetch(), 8));
   }
   ASSERT_CUDA(cudaGraphExecDestroy(exec));

@@ -37,7 +37,9 @@ class Gpu : public ::testing::Test {
     GTEST_SKIP() << why.text;
   }
   void TearDown() override {
-    if (stream_ != nullptr) EXPECT_EQ(cudaStreamDestroy(stream_), cudaSuccess);
+    if (stream_ != nullptr) {
+      EXPECT_EQ(cudaStreamDestroy(stream_), cudaSuccess);
+    }
   }
   cudaStream_t stream_ = nullptr;
 };
