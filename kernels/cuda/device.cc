@@ -122,11 +122,13 @@ Status encode(const CodecSpec& spec, const EncodeArgs& args, Stream stream) noex
   const Plugin* plugin = kernels::cuda::plugin();
   if (plugin == nullptr) return StatusCode::unsupported;
   GRADGATE_TRY(check_encode(*plugin, spec, args.gradient, args.residual, args.payload, args.workspace));
-  if (!aligned(args.step, 4) || !aligned(args.non_finite, 8)) return StatusCode::invalid_argument;
+  if (!aligned(args.step, 4) || !aligned(args.non_finite, 8) || !aligned(args.threshold, 4))
+    return StatusCode::invalid_argument;
   kernels::cuda::EncodeCall call =
       encode_call(spec, args.gradient, args.residual, args.payload, args.workspace, args.seed, args.step);
   call.flush = args.flush;
   call.non_finite = args.non_finite;
+  call.threshold = args.threshold;
   return launched(plugin->encode(call, stream));
 }
 
@@ -186,7 +188,9 @@ Status reduce_encode(const CodecSpec& spec, const ReduceArgs& args, Stream strea
   const Plugin* plugin = kernels::cuda::plugin();
   if (plugin == nullptr) return StatusCode::unsupported;
   GRADGATE_TRY(check_encode(*plugin, spec, args.gradient, args.residual, args.payload, args.workspace));
-  if (!widens_to_f32(args.gradient.dtype)) return StatusCode::unsupported;  // sums are formed in f32
+  // Sums are formed in f32, and of shards.
+  if (!widens_to_f32(args.gradient.dtype) || !codec_travels_by(spec, Exchange::two_shot))
+    return StatusCode::unsupported;
   const size_t bytes = payload_bytes(spec, args.gradient.dtype, args.gradient.count);
   if (args.fault == nullptr || !aligned(args.fault, 8) || !aligned(args.step, 4) || !aligned(args.non_finite, 8) ||
       args.ranks == 0 || args.self >= args.ranks)

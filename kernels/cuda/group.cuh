@@ -289,9 +289,9 @@ struct EncodeJob {
   float* residual;
   size_t count;
   std::byte* payload;
-  std::byte *first, *second;
-  std::byte *first_end, *second_end;  ///< where their padding starts
-  unsigned first_pad, second_pad;     ///< its bytes
+  std::byte *first, *second, *third;
+  std::byte *first_end, *second_end, *third_end;  ///< where their padding starts
+  unsigned first_pad, second_pad, third_pad;      ///< its bytes
   Seed seed;
   const uint32_t* step;  ///< where set, takes the place of seed.step
   uint64_t* non_finite;
@@ -320,9 +320,8 @@ __device__ inline bool may_encode(const EncodeJob& job) {
   return headers_ok(job.terms, job.stride, job.ranks, job.self, job.header, job.fault);
 }
 
-/// Header and padding of a payload, before the encoder that may set the header's flag.
-__global__ void begin_payload(EncodeJob job) {
-  if (!may_encode(job)) return;
+/// Header and padding of a payload. By the first warp of a CTA, before anything that may set the header's flag.
+__device__ inline void write_frame(EncodeJob& job) {
   const unsigned i = threadIdx.x;
   if (i == 0) {
     if (job.step != nullptr) job.header.step = *job.step;  // outside the header's check: it changes from step to step
@@ -332,6 +331,10 @@ __global__ void begin_payload(EncodeJob job) {
   if (i == 0 && job.count == 0 && job.first != job.first_end) *reinterpret_cast<uint32_t*>(job.first) = job.empty;
   if (i < job.first_pad) job.first_end[i] = std::byte{0};
   if (i < job.second_pad) job.second_end[i] = std::byte{0};
+  if (i < job.third_pad) job.third_end[i] = std::byte{0};
+}
+__global__ void begin_payload(EncodeJob job) {
+  if (may_encode(job)) write_frame(job);
 }
 
 /// Of the current device.

@@ -5,8 +5,10 @@
 #include "kernels/cuda/blocks.cuh"
 #include "kernels/cuda/chunk_topk_decode.cuh"
 #include "kernels/cuda/chunk_topk_encode.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/plugin.h"
 #include "kernels/cuda/scaled.cuh"
+#include "kernels/cuda/topk_launch.cuh"
 
 static_assert(__cplusplus >= 202002L, "some versions of CMake leave the language level out without a word");
 
@@ -15,38 +17,8 @@ namespace {
 
 using device::Stream;
 
-cudaStream_t stream_of(Stream stream) { return static_cast<cudaStream_t>(stream); }
-unsigned padding(size_t bytes) {
-  return static_cast<unsigned>((codecs::kSectionAlign - bytes % codecs::kSectionAlign) % codecs::kSectionAlign);
-}
-
-size_t groups_of(size_t count) { return count / codecs::kGroup + (count % codecs::kGroup != 0); }
-size_t ceil_div(size_t n, size_t by) { return n / by + (n % by != 0); }
-
-// Calls f with a value of the output's element type.
-template <class F>
-int with_type(DType dtype, F&& f) {
-  switch (dtype) {
-    case DType::f32:
-      return f(float{});
-    case DType::bf16:
-      return f(uint16_t{});
-    case DType::f16:
-      return f(codecs::F16{});
-    default:
-      return cudaErrorNotSupported;
-  }
-}
-
-// Kernels that encode are started after the one that writes the header.
-template <auto kKernel, class Job>
-int launch(const Job& job, unsigned threads, size_t shared, size_t ctas, cudaStream_t stream) {
-  if (ctas == 0) return cudaSuccess;
-  kKernel<<<grid_for<kKernel>(threads, shared, ctas), threads, shared, stream>>>(job);
-  return cudaGetLastError();
-}
-
-// The kernel for a call with or without feedback, of a gradient or of a sum.
+// The kernel for a call with or without feedback, of a gradient or of a sum. Kernels that encode are started after the
+// one that writes the header.
 template <auto kPlain, auto kFeedback, auto kSum, auto kSumFeedback>
 int launch_encoder(const EncodeJob& job, size_t ctas, cudaStream_t stream) {
   if (job.ranks > 0) {
@@ -140,6 +112,7 @@ constexpr size_t kVerdictBytes = 256;
 size_t workspace_of(const CodecSpec& spec, DType, size_t count) noexcept {
   if (count == 0) return 0;
   if (spec.id == CodecId::fp16) return kVerdictBytes;
+  if (spec.id == CodecId::topk) return topk_workspace(spec, count);
   if (spec.id != CodecId::chunk_topk) return 0;
   const ChunkPlan plan = chunk_plan(spec.param1);
   return kVerdictBytes + (plan.spill ? plan.team_bytes * spill_ctas() : 0);
@@ -217,10 +190,13 @@ int encode_call(const EncodeCall& call, Stream handle) noexcept {
   job.payload = call.payload;
   job.first = sections.first;
   job.second = sections.second == nullptr ? sections.first : sections.second;
+  job.third = sections.third;
   job.first_end = job.first + sections.first_bytes;
   job.second_end = job.second + sections.second_bytes;
   job.first_pad = padding(sections.first_bytes);
   job.second_pad = padding(sections.second_bytes);
+  job.third_pad = padding(sections.third_bytes);
+  job.third_end = job.third + sections.third_bytes;
   job.seed = call.seed;
   job.step = call.step;
   job.non_finite = call.non_finite;
@@ -243,6 +219,8 @@ int encode_call(const EncodeCall& call, Stream handle) noexcept {
   }
   job.empty = codecs::Fp16Scale::of(0).stored;
   if (call.spec.id == CodecId::fp16) job.greatest = reinterpret_cast<uint32_t*>(call.workspace);
+  if (call.spec.id == CodecId::topk && call.count > 0)
+    return encode_topk(call.spec, job, call.threshold, call.workspace, stream);
   begin_payload<<<1, 32, 0, stream>>>(job);
   const cudaError_t begun = cudaGetLastError();
   if (begun != cudaSuccess || call.count == 0) return begun;
@@ -342,6 +320,9 @@ int decode_call(const DecodeCall& call, Stream handle) noexcept {
       return decode_scaled<codecs::Codec<CodecId::int4>>(call.spec, job, call.add, stream);
     case CodecId::onebit:
       return decode_scaled<codecs::Codec<CodecId::onebit>>(call.spec, job, call.add, stream);
+    case CodecId::topk:
+      if (call.count == 0) return decode_groups<CastBlock>(job, false, stream);  // a header, and nothing else
+      return decode_topk(call, job, static_cast<size_t>(sections.third - call.payload), stream);
     case CodecId::chunk_topk: {
       if (call.count == 0) return decode_groups<CastBlock>(job, false, stream);  // a header, and nothing else
       job.c = call.spec.param0;
@@ -384,6 +365,7 @@ bool has_kernels(const CodecSpec& spec) noexcept {
     case CodecId::onebit:
       return true;
     case CodecId::chunk_topk:
+    case CodecId::topk:
       return spec.value == DType::f32 || spec.value == DType::bf16;
     default:
       return false;

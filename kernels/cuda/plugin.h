@@ -27,6 +27,7 @@ struct EncodeCall {
   const uint32_t* step;
   bool flush;
   uint64_t* non_finite;
+  uint32_t* threshold;  ///< topk: the step before's, or null
   // The sum of a two_shot's owner; ranks 0: encode the gradient.
   const std::byte* terms;
   size_t stride;

@@ -17,15 +17,17 @@ TEST_P(DeviceGraph, ReplaysReadTheStepAndCarryTheResidual) {
   const std::vector<float> g = generate(Gen::gaussian, kCount, 1), zeros(kCount, 0.0f);
   const size_t bytes = payload_bytes(spec, DType::f32, kCount);
   const uint64_t no_fault = 0;
-  uint32_t step = 100;
+  uint32_t step = 100, threshold = 0;
   DeviceBuffer gradient(g.data(), kCount * 4), slot(zeros.data(), kCount * 4), payload(bytes), out(kCount * 4);
-  DeviceBuffer workspace(device::workspace_bytes(spec, DType::f32, kCount)), fault(&no_fault, 8), step_word(&step, 4);
+  DeviceBuffer workspace(device::workspace_bytes(spec, DType::f32, kCount)), fault(&no_fault, 8), step_word(&step, 4),
+      threshold_word(&threshold, 4);
   device::EncodeArgs encode_args;
   encode_args.gradient = {gradient.data(), kCount, DType::f32};
   encode_args.residual = feedback ? slot.as<float>() : nullptr;
   encode_args.payload = {payload.data(), bytes};
   encode_args.workspace = {workspace.data(), workspace.size()};
   encode_args.step = step_word.as<uint32_t>();
+  encode_args.threshold = threshold_word.as<uint32_t>();
   device::DecodeArgs decode_args;
   decode_args.payload = {payload.data(), bytes};
   decode_args.out = {out.data(), kCount, DType::f32};
@@ -49,6 +51,7 @@ TEST_P(DeviceGraph, ReplaysReadTheStepAndCarryTheResidual) {
     cpu.payload = expected;
     cpu.workspace = scratch;
     cpu.seed.step = step;
+    cpu.threshold = &threshold;
     ASSERT_TRUE(encode(spec, cpu).ok());
     std::vector<float> decoded(kCount);
     ASSERT_TRUE(
@@ -65,6 +68,7 @@ TEST_P(DeviceGraph, ReplaysReadTheStepAndCarryTheResidual) {
     if (feedback) {
       ASSERT_TRUE(bytes_equal(e.data(), slot.fetch(), kCount * 4, 4)) << "step " << step;
     }
+    ASSERT_TRUE(bytes_equal(&threshold, threshold_word.fetch(), 4)) << "step " << step;
     ASSERT_TRUE(bytes_equal(&no_fault, fault.fetch(), 8));
   }
   ASSERT_CUDA(cudaGraphExecDestroy(exec));
@@ -73,7 +77,7 @@ TEST_P(DeviceGraph, ReplaysReadTheStepAndCarryTheResidual) {
 
 INSTANTIATE_TEST_SUITE_P(Codecs, DeviceGraph,
                          ::testing::Values("none", "bf16", "fp16", "int8", "int8:sr", "int4:hadamard:sr", "onebit",
-                                           "chunk-topk:8/1024", "chunk-topk:20/4096"),
+                                           "chunk-topk:8/1024", "chunk-topk:20/4096", "topk:0.01", "topk:0.05:bf16"),
                          [](const auto& p) { return test_name(p.param); });
 
 }  // namespace

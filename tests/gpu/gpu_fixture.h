@@ -73,6 +73,8 @@ class DeviceBuffer {
       throw std::string("cudaMemcpy failed");
     return host_.data() + shift_;
   }
+  /// What the last fetch brought.
+  const std::byte* data_on_host() const { return host_.data() + shift_; }
   /// Whether the canaries still stand, as of the last fetch.
   bool intact() const {
     for (size_t i = 0; i < host_.size(); ++i) {

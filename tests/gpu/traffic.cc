@@ -56,11 +56,13 @@ struct Traffic {
     std::byte *payloads = device_memory(bytes * 4), *payload = device_memory(bytes),
               *workspace = device_memory(scratch);
     std::byte *out = device_memory(g.bytes()), *fault = device_memory(8, &zero);
+    std::byte* threshold = device_memory(4, &zero);  // of the step before, from the second encode on
     const double in = static_cast<double>(g.bytes()), wire = static_cast<double>(bytes);
 
     device::EncodeArgs encode;
     encode.gradient = {gradient, count, dtype};
     encode.workspace = {workspace, scratch};
+    encode.threshold = reinterpret_cast<uint32_t*>(threshold);
     for (int rank = 3; rank >= 0; --rank) {
       encode.payload = {payloads + bytes * static_cast<size_t>(rank), bytes};
       if (rank == 0) begin(text, "encode", in + wire);
@@ -81,17 +83,19 @@ struct Traffic {
     decode.fault = reinterpret_cast<uint64_t*>(fault);
     begin(text, "decode", wire + in);
     require(device::decode(spec, decode, nullptr).ok(), "decode");
-    device::ReduceArgs reduce;
-    reduce.payloads = payloads;
-    reduce.stride = bytes;
-    reduce.ranks = 4;
-    reduce.self = 1;
-    reduce.gradient = {gradient, count, dtype};
-    reduce.payload = {payload, bytes};
-    reduce.workspace = {workspace, scratch};
-    reduce.fault = reinterpret_cast<uint64_t*>(fault);
-    begin(text, "sum of 4, encode", 3 * wire + in + wire);
-    require(device::reduce_encode(spec, reduce, nullptr).ok(), "reduce_encode");
+    if (codec_travels_by(spec, Exchange::two_shot)) {
+      device::ReduceArgs reduce;
+      reduce.payloads = payloads;
+      reduce.stride = bytes;
+      reduce.ranks = 4;
+      reduce.self = 1;
+      reduce.gradient = {gradient, count, dtype};
+      reduce.payload = {payload, bytes};
+      reduce.workspace = {workspace, scratch};
+      reduce.fault = reinterpret_cast<uint64_t*>(fault);
+      begin(text, "sum of 4, encode", 3 * wire + in + wire);
+      require(device::reduce_encode(spec, reduce, nullptr).ok(), "reduce_encode");
+    }
     device::DecodeSumArgs sum;
     sum.payloads = payloads;
     sum.stride = bytes;
@@ -103,7 +107,7 @@ struct Traffic {
     begin(text, "decode, sum of 4", 4 * wire + in);
     require(device::decode_sum(spec, sum, nullptr).ok(), "decode_sum");
     begin(text, "end", 0);
-    for (std::byte* p : {gradient, residual, payloads, payload, workspace, out, fault}) cudaFree(p);
+    for (std::byte* p : {gradient, residual, payloads, payload, workspace, out, fault, threshold}) cudaFree(p);
   }
 };
 
@@ -117,9 +121,10 @@ int main(int argc, char** argv) {
     return 1;
   }
   const Traffic traffic{size_t{1} << 20, argc > 1 && std::string(argv[1]) == "bf16" ? DType::bf16 : DType::f32};
-  for (const char* text :
-       {"none", "bf16", "fp16", "int8", "int8:sr", "fp8", "fp8:e5m2", "int4", "int4:sr", "int4:hadamard", "onebit",
-        "chunk-topk:8/1024", "chunk-topk:8/1024:bf16", "chunk-topk:100/1024", "chunk-topk:32/4096"})
-    traffic.run(text);
+  const char* const only = argc > 2 ? argv[2] : nullptr;  // one spec instead of all
+  for (const char* text : {"none", "bf16", "fp16", "int8", "int8:sr", "fp8", "fp8:e5m2", "int4", "int4:sr",
+                           "int4:hadamard", "onebit", "chunk-topk:8/1024", "chunk-topk:8/1024:bf16",
+                           "chunk-topk:100/1024", "chunk-topk:32/4096", "topk:0.01", "topk:0.01:bf16", "topk:0.001"})
+    if (only == nullptr || std::string(only) == text) traffic.run(text);
   return 0;
 }

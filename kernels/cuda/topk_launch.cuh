@@ -1,0 +1,121 @@
+// topk's part of the plugin: what the workspace holds, and the order of the launches.
+#pragma once
+
+#include "codecs/codecs.h"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/topk_decode.cuh"
+#include "kernels/cuda/topk_encode.cuh"
+
+namespace gradgate::kernels::cuda {
+namespace {
+
+using VectorTopk = codecs::Codec<CodecId::topk>;
+
+// What the workspace holds. Made twice: to count, and to bind. A decode needs no more than its verdict, at the start.
+struct TopkRoom {
+  std::byte* base;
+  size_t bytes = 0, zero_bytes = 0;  ///< zero_bytes: what must be zero before the first kernel
+
+  TopkRoom(const CodecSpec& spec, size_t count, std::byte* memory, TopkJob* job) : base(memory) {
+    const size_t tiles = tiles_of(count), chunks = chunks_of(count);
+    job->entries = VectorTopk::entries(spec, count);
+    // Half as many again as needed: a threshold from a sample is that good but for the smallest of entries.
+    const size_t most = job->entries + job->entries / 2 + 65536;
+    job->capacity = most < count ? most : count;
+    const size_t dense = count / kSmallSample * kSampleLine;
+    job->sample_step = dense < kSampleLine ? kSampleLine : dense < kSampleStep ? dense : kSampleStep;
+    take(&job->state, 1);
+    take(&job->bins, kCoarseBins);
+    zero_bytes = bytes;
+    take(&job->fine, kFineBins);
+    take(&job->tile_base, tiles);
+    take(&job->tile_ties, tiles);
+    take(&job->tile_count, tiles);
+    take(&job->chunk_greater, chunks);
+    take(&job->chunk_equal, chunks);
+    take(&job->value, job->capacity);
+    take(&job->index, job->capacity);
+  }
+
+ private:
+  template <class T>
+  void take(T** p, size_t n) {
+    *p = base == nullptr ? nullptr : reinterpret_cast<T*>(base + bytes);
+    bytes += (n * sizeof(T) + 255) / 256 * 256;
+  }
+};
+
+inline size_t topk_workspace(const CodecSpec& spec, size_t count) {
+  TopkJob job{};
+  return TopkRoom(spec, count, nullptr, &job).bytes;
+}
+
+template <class V, bool kFeedback>
+int encode_topk_as(const TopkJob& job, cudaStream_t stream) {
+  constexpr unsigned kThreads = kTopkThreads;
+  const size_t tiles = tiles_of(job.count), chunks = chunks_of(job.count);
+  const size_t sampled = ceil_div(job.count, job.sample_step) * kSampleLine;
+  const cudaError_t status = static_cast<cudaError_t>(
+      launch<sample_keys<kFeedback>>(job, kThreads, 0, ceil_div(sampled, kThreads * 4), stream));
+  if (status != cudaSuccess) return status;
+  for (const int each : {launch<collect<V, kFeedback>>(job, kThreads, 0, tiles, stream),
+                         launch<look_first<kFeedback>>(job, kThreads, 0, tiles, stream),
+                         launch<look_second<kFeedback>>(job, kThreads, 0, tiles, stream),
+                         launch<recollect<V, kFeedback>>(job, kThreads, 0, tiles, stream),
+                         launch<pack<V, kFeedback>>(job, kThreads, 0, chunks, stream)}) {
+    if (each != cudaSuccess) return each;
+  }
+  return cudaSuccess;
+}
+
+inline int encode_topk(const CodecSpec& spec, const EncodeJob& encode, uint32_t* carried, std::byte* workspace,
+                       cudaStream_t stream) {
+  TopkJob job{};
+  static_cast<EncodeJob&>(job) = encode;
+  job.carried = carried;
+  const TopkRoom room(spec, encode.count, workspace, &job);
+  const cudaError_t cleared = cudaMemsetAsync(workspace, 0, room.zero_bytes, stream);
+  if (cleared != cudaSuccess) return cleared;
+  if (job.residual == nullptr) {
+    return spec.value == DType::f32 ? encode_topk_as<uint32_t, false>(job, stream)
+                                    : encode_topk_as<uint16_t, false>(job, stream);
+  }
+  return spec.value == DType::f32 ? encode_topk_as<uint32_t, true>(job, stream)
+                                  : encode_topk_as<uint16_t, true>(job, stream);
+}
+
+template <class V>
+int store_topk_of(const TopkDecodeJob& job, bool add, cudaStream_t stream) {
+  const size_t pieces = ceil_div(job.count, kPiece);
+  if (job.ranks > 0) return launch<store_topk<V, true>>(job, kTopkThreads, 0, pieces, stream);
+  if (add) return launch<add_topk<V>>(job, kTopkThreads, 0, chunks_of(job.count), stream);
+  return launch<store_topk<V, false>>(job, kTopkThreads, 0, pieces, stream);
+}
+
+inline int decode_topk(const DecodeCall& call, const DecodeJob& decode, size_t third, cudaStream_t stream) {
+  TopkDecodeJob job{};
+  static_cast<DecodeJob&>(job) = decode;
+  job.third = third;
+  job.verdict = reinterpret_cast<uint64_t*>(call.workspace);
+  TopkValidateJob check{};
+  check.header = call.header;
+  check.payloads = call.payload;
+  check.stride = call.stride;
+  check.counts_at = job.first;
+  check.indices_at = third;
+  check.ranks = call.ranks > 0 ? call.ranks : 1;
+  check.count = call.count;
+  check.entries = VectorTopk::entries(call.spec, call.count);
+  check.verdict = reinterpret_cast<uint64_t*>(call.workspace);
+  const cudaError_t cleared = cudaMemsetAsync(check.verdict, 0xff, sizeof(uint64_t), stream);
+  if (cleared != cudaSuccess) return cleared;
+  const unsigned ctas = grid_for<validate_topk>(kTopkThreads, 0, chunks_of(call.count));
+  validate_topk<<<dim3(ctas, check.ranks), kTopkThreads, 0, stream>>>(check);
+  const cudaError_t checked = cudaGetLastError();
+  if (checked != cudaSuccess) return checked;
+  return call.spec.value == DType::f32 ? store_topk_of<uint32_t>(job, call.add, stream)
+                                       : store_topk_of<uint16_t>(job, call.add, stream);
+}
+
+}  // namespace
+}  // namespace gradgate::kernels::cuda
