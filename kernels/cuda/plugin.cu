@@ -379,12 +379,15 @@ __global__ void keep_verdict(const uint64_t* verdict, unsigned first_rank, uint6
 
 int check_indices_call(const DecodeCall& call, size_t stride, unsigned ranks, unsigned self, unsigned first_rank,
                        Stream handle) noexcept {
-  if (call.spec.id != CodecId::chunk_topk || call.count == 0 || ranks == 0) return cudaSuccess;
+  const bool chunked = call.spec.id == CodecId::chunk_topk;
+  if ((!chunked && call.spec.id != CodecId::topk) || call.count == 0 || ranks == 0) return cudaSuccess;
   const cudaStream_t stream = stream_of(handle);
   codecs::Sections<const std::byte> sections;
   codecs::bind_payload(call.spec, call.gradient, call.count, call.payload, &sections);
-  const int status = validate(call.spec, call.header, call.payload, stride, ranks, self,
-                              static_cast<size_t>(sections.second - call.payload), call.count, call.workspace, stream);
+  const int status =
+      chunked ? validate(call.spec, call.header, call.payload, stride, ranks, self,
+                         static_cast<size_t>(sections.second - call.payload), call.count, call.workspace, stream)
+              : validate_topk_payloads(call, stride, ranks, self, stream);
   if (status != cudaSuccess) return status;
   keep_verdict<<<1, 1, 0, stream>>>(reinterpret_cast<const uint64_t*>(call.workspace), first_rank, call.fault);
   return cudaGetLastError();

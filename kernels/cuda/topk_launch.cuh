@@ -92,26 +92,37 @@ int store_topk_of(const TopkDecodeJob& job, bool add, cudaStream_t stream) {
   return launch<store_topk<V, false>>(job, kTopkThreads, 0, pieces, stream);
 }
 
+// Validates the payloads of `ranks`, without that of `self`: the verdict, at the start of the workspace, says
+// afterwards whether to go on.
+inline int validate_topk_payloads(const DecodeCall& call, size_t stride, unsigned ranks, unsigned self,
+                                  cudaStream_t stream) {
+  codecs::Sections<const std::byte> sections;
+  codecs::bind_payload(call.spec, call.gradient, call.count, call.payload, &sections);
+  TopkValidateJob job{};
+  job.header = call.header;
+  job.payloads = call.payload;
+  job.stride = stride;
+  job.counts_at = static_cast<size_t>(sections.first - call.payload);
+  job.indices_at = static_cast<size_t>(sections.third - call.payload);
+  job.ranks = ranks;
+  job.self = self;
+  job.count = call.count;
+  job.entries = VectorTopk::entries(call.spec, call.count);
+  job.verdict = reinterpret_cast<uint64_t*>(call.workspace);
+  const cudaError_t cleared = cudaMemsetAsync(job.verdict, 0xff, sizeof(uint64_t), stream);
+  if (cleared != cudaSuccess) return cleared;
+  const unsigned ctas = grid_for<validate_topk>(kTopkThreads, 0, chunks_of(call.count));
+  validate_topk<<<dim3(ctas, ranks), kTopkThreads, 0, stream>>>(job);
+  return cudaGetLastError();
+}
+
 inline int decode_topk(const DecodeCall& call, const DecodeJob& decode, size_t third, cudaStream_t stream) {
   TopkDecodeJob job{};
   static_cast<DecodeJob&>(job) = decode;
   job.third = third;
   job.verdict = reinterpret_cast<uint64_t*>(call.workspace);
-  TopkValidateJob check{};
-  check.header = call.header;
-  check.payloads = call.payload;
-  check.stride = call.stride;
-  check.counts_at = job.first;
-  check.indices_at = third;
-  check.ranks = call.ranks > 0 ? call.ranks : 1;
-  check.count = call.count;
-  check.entries = VectorTopk::entries(call.spec, call.count);
-  check.verdict = reinterpret_cast<uint64_t*>(call.workspace);
-  const cudaError_t cleared = cudaMemsetAsync(check.verdict, 0xff, sizeof(uint64_t), stream);
-  if (cleared != cudaSuccess) return cleared;
-  const unsigned ctas = grid_for<validate_topk>(kTopkThreads, 0, chunks_of(call.count));
-  validate_topk<<<dim3(ctas, check.ranks), kTopkThreads, 0, stream>>>(check);
-  const cudaError_t checked = cudaGetLastError();
+  const unsigned ranks = call.ranks > 0 ? call.ranks : 1;
+  const int checked = validate_topk_payloads(call, call.stride, ranks, ranks, stream);
   if (checked != cudaSuccess) return checked;
   return call.spec.value == DType::f32 ? store_topk_of<uint32_t>(job, call.add, stream)
                                        : store_topk_of<uint16_t>(job, call.add, stream);
