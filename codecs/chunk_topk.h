@@ -4,7 +4,7 @@
 
 #include "codecs/bf16.h"
 #include "codecs/exact_math.h"
-#include "codecs/traits.h"
+#include "codecs/sparse.h"
 
 namespace gradgate::codecs {
 
@@ -20,7 +20,7 @@ GRADGATE_HD uint16_t topk_value_bf16(float x) { return round_bf16(x); }
 template <>
 struct Codec<CodecId::chunk_topk> {
   static constexpr uint32_t kMinChunk = 32, kMaxChunk = 32768;
-  static constexpr const char* kGrammar = "chunk-topk:c/B[:f32|:bf16][:noef]";
+  static constexpr const char* kGrammar = "chunk-topk:c/B[:f32|:bf16|:int8][:noef]";
   static constexpr const char* kSummary = "the c greatest of every B elements (B a power of two, 32 to 32768)";
   static constexpr bool kFeedback = true, kDefaultFeedback = true;
   static constexpr int kFidelity = 60;
@@ -31,7 +31,7 @@ struct Codec<CodecId::chunk_topk> {
   static void format(const CodecSpec& spec, Message* text) noexcept;
   static bool valid(const CodecSpec& spec) noexcept {
     return spec.param1 >= kMinChunk && spec.param1 <= kMaxChunk && (spec.param1 & (spec.param1 - 1)) == 0 &&
-           spec.param0 >= 1 && spec.param0 <= spec.param1 && (spec.value == DType::f32 || spec.value == DType::bf16);
+           spec.param0 >= 1 && spec.param0 <= spec.param1 && is_value_type(spec.value);
   }
   static bool takes(DType gradient) noexcept { return widens_to_f32(gradient); }
   static WireSpec wire(const CodecSpec& spec, DType) noexcept { return {spec.value, spec.param0, spec.param1}; }
@@ -46,9 +46,9 @@ struct Codec<CodecId::chunk_topk> {
   template <class Byte>
   static void layout(const CodecSpec& spec, DType, size_t count, Carver<Byte>& carver,
                      Sections<Byte>* sections) noexcept {
-    const size_t k = entries(spec, count), value_bytes = dtype_bytes(spec.value);
-    sections->first = carver.take(k, value_bytes);
-    sections->first_bytes = k * value_bytes;
+    const size_t k = entries(spec, count);
+    sections->first_bytes = value_bytes(spec.value, k);
+    sections->first = carver.take(sections->first_bytes, 1);
     sections->second = carver.take(k, 2);
     sections->second_bytes = k * 2;
   }

@@ -4,7 +4,6 @@
 
 #include "codecs/chunk_topk.h"
 #include "codecs/philox.h"
-#include "codecs/sparse.h"
 
 namespace gradgate::codecs {
 

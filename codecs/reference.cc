@@ -49,7 +49,7 @@ void section_bytes(const CodecSpec& spec, DType gradient, size_t n, size_t* firs
       randk_section_bytes(spec, n, first, second);
       break;
     case CodecId::chunk_topk:
-      *first = entries(spec, n) * (spec.value == DType::f32 ? 4 : 2), *second = entries(spec, n) * 2;
+      *first = values_bytes(spec.value, entries(spec, n)), *second = entries(spec, n) * 2;
       break;
   }
 }
@@ -123,6 +123,7 @@ std::vector<float> form_x(const std::vector<float>& g, const float* e, bool flus
 
 void encode_topk(const CodecSpec& spec, const std::vector<float>& x, size_t values_at, size_t indices_at,
                  std::vector<std::byte>* payload) {
+  std::vector<float> values;
   size_t entry = 0;
   for (size_t begin = 0; begin < x.size(); begin += spec.param1) {
     const size_t length = std::min<size_t>(spec.param1, x.size() - begin), k = std::min<size_t>(spec.param0, length);
@@ -132,15 +133,11 @@ void encode_topk(const CodecSpec& spec, const std::vector<float>& x, size_t valu
     std::stable_sort(order.begin(), order.end(), [&](uint16_t a, uint16_t b) { return key(a) > key(b); });
     std::sort(order.begin(), order.begin() + k);
     for (size_t j = 0; j < k; ++j, ++entry) {
-      const float v = x[begin + order[j]];
-      if (spec.value == DType::f32) {
-        put<float>(payload, values_at + entry * 4, canonical(v));
-      } else {
-        put<uint16_t>(payload, values_at + entry * 2, bf16_of(v));
-      }
+      values.push_back(x[begin + order[j]]);
       put<uint16_t>(payload, indices_at + entry * 2, order[j]);
     }
   }
+  put_values(spec.value, values, values_at, payload);
 }
 
 std::vector<std::byte> encode_x(const CodecSpec& spec, DType gradient, const std::vector<float>& x, Seed seed,
@@ -327,13 +324,13 @@ std::vector<float> values(const CodecSpec& spec, DType gradient, size_t n, const
       randk_values(spec, n, payload, &d, sent);
       break;
     case CodecId::chunk_topk: {
+      const std::vector<float> values = get_values(spec.value, entries(spec, n), payload, 32);
       size_t entry = 0;
       for (size_t begin = 0; begin < n; begin += spec.param1) {
         const size_t k = std::min<size_t>(spec.param0, std::min<size_t>(spec.param1, n - begin));
         for (size_t j = 0; j < k; ++j, ++entry) {
           const size_t i = begin + get<uint16_t>(payload, second_at + entry * 2);
-          d[i] = spec.value == DType::f32 ? get<float>(payload, 32 + entry * 4)
-                                          : of_bf16(get<uint16_t>(payload, 32 + entry * 2));
+          d[i] = values[entry];
           if (sent != nullptr) (*sent)[i] = true;
         }
       }

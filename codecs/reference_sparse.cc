@@ -28,13 +28,61 @@ size_t up16(size_t n) { return (n + 15) / 16 * 16; }
 
 }  // namespace
 
+size_t values_bytes(DType value, size_t k) {
+  return value == DType::f32 ? 4 * k : value == DType::bf16 ? 2 * k : up16((k + 255) / 256 * 4) + k;
+}
+
+void put_values(DType value, const std::vector<float>& values, size_t at, std::vector<std::byte>* payload) {
+  const size_t k = values.size();
+  for (size_t j = 0; j < k && value != DType::u8; ++j) {
+    if (value == DType::f32) put<float>(payload, at + 4 * j, detail::canonical(values[j]));
+    if (value == DType::bf16) put<uint16_t>(payload, at + 2 * j, bf16_of(values[j]));
+  }
+  for (size_t begin = 0; begin < k && value == DType::u8; begin += 256) {
+    const size_t end = std::min(k, begin + 256);
+    float a = 0.0f;
+    for (size_t j = begin; j < end; ++j) {
+      if (std::isfinite(values[j])) a = std::max(a, std::fabs(values[j]));
+    }
+    const float f = a < std::ldexp(1.0f, -100) ? std::ldexp(1.0f, 64) : 1.0f;
+    float s = a * f / 127.0f;
+    if (std::isinf(127.0f * s)) s = std::nextafter(s, 0.0f);
+    if (a != 0.0f) put<float>(payload, at + begin / 256 * 4, f != 1.0f ? -s : s);
+    for (size_t j = begin; j < end; ++j) {
+      int code = -128;
+      if (std::isfinite(values[j])) {
+        code = a == 0.0f
+                   ? 0
+                   : static_cast<int>(std::clamp(std::nearbyint(values[j] * f * (127.0f / (a * f))), -127.0f, 127.0f));
+      }
+      put<int8_t>(payload, at + up16((k + 255) / 256 * 4) + j, static_cast<int8_t>(code));
+    }
+  }
+}
+
+std::vector<float> get_values(DType value, size_t k, const std::byte* payload, size_t at) {
+  std::vector<float> values(k);
+  for (size_t j = 0; j < k; ++j) {
+    if (value == DType::f32) values[j] = get<float>(payload, at + 4 * j);
+    if (value == DType::bf16) values[j] = detail::of_bf16(get<uint16_t>(payload, at + 2 * j));
+    if (value == DType::u8) {
+      const float scale = get<float>(payload, at + j / 256 * 4);
+      const int code = get<int8_t>(payload, at + up16((k + 255) / 256 * 4) + j);
+      float v = static_cast<float>(code) * std::fabs(scale);
+      if (std::signbit(scale)) v = v * std::ldexp(1.0f, -64);
+      values[j] = code == -128 ? detail::kNan : v;
+    }
+  }
+  return values;
+}
+
 TopkLayout::TopkLayout(const CodecSpec& spec, size_t n) {
   const double ratio = std::bit_cast<double>(static_cast<uint64_t>(spec.param1) << 32 | spec.param0);
   const double rounded = std::round(ratio * static_cast<double>(n));
   entries = std::min<size_t>(n, std::max<size_t>(1, static_cast<size_t>(rounded)));
   chunks = (n + kChunk - 1) / kChunk;
   values_at = 32 + up16(chunks * 4);
-  indices_at = values_at + up16(entries * (spec.value == DType::f32 ? 4 : 2));
+  indices_at = values_at + up16(values_bytes(spec.value, entries));
   bytes = indices_at + up16(entries * 2);
 }
 
@@ -50,30 +98,26 @@ void encode_vector_topk(const CodecSpec& spec, const std::vector<float>& x, std:
   order.resize(layout.entries);
   std::sort(order.begin(), order.end());
   std::vector<uint32_t> counts(layout.chunks);
+  std::vector<float> chosen(layout.entries);
   for (size_t j = 0; j < layout.entries; ++j) {
     const uint32_t i = order[j];
     ++counts[i / kChunk];
-    if (spec.value == DType::f32) {
-      put<float>(payload, layout.values_at + j * 4, std::isnan(x[i]) ? std::bit_cast<float>(0x7fc00000u) : x[i]);
-    } else {
-      put<uint16_t>(payload, layout.values_at + j * 2, bf16_of(x[i]));
-    }
+    chosen[j] = x[i];
     put<uint16_t>(payload, layout.indices_at + j * 2, static_cast<uint16_t>(i % kChunk));
   }
+  put_values(spec.value, chosen, layout.values_at, payload);
   for (size_t c = 0; c < layout.chunks; ++c) put<uint32_t>(payload, 32 + c * 4, counts[c]);
 }
 
 void vector_topk_values(const CodecSpec& spec, size_t n, const std::byte* payload, std::vector<float>* d,
                         std::vector<bool>* sent) {
   const TopkLayout layout(spec, n);
+  const std::vector<float> values = get_values(spec.value, layout.entries, payload, layout.values_at);
   size_t entry = 0;
   for (size_t c = 0; c < layout.chunks; ++c) {
     for (uint32_t j = get<uint32_t>(payload, 32 + c * 4); j > 0; --j, ++entry) {
       const size_t i = c * kChunk + get<uint16_t>(payload, layout.indices_at + entry * 2);
-      (*d)[i] =
-          spec.value == DType::f32
-              ? get<float>(payload, layout.values_at + entry * 4)
-              : std::bit_cast<float>(static_cast<uint32_t>(get<uint16_t>(payload, layout.values_at + entry * 2)) << 16);
+      (*d)[i] = values[entry];
       if (sent != nullptr) (*sent)[i] = true;
     }
   }

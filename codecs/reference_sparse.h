@@ -8,6 +8,12 @@
 
 namespace gradgate::reference {
 
+/// Bytes of a section of k values: f32, bf16, or (u8) int8 codes behind their scales.
+size_t values_bytes(DType value, size_t k);
+/// Writes the values at `at`, and reads them.
+void put_values(DType value, const std::vector<float>& values, size_t at, std::vector<std::byte>* payload);
+std::vector<float> get_values(DType value, size_t k, const std::byte* payload, size_t at);
+
 /// Sections of a topk payload for n elements, by the page: entries, chunks, and where each section begins.
 struct TopkLayout {
   size_t entries, chunks, values_at, indices_at, bytes;

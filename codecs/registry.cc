@@ -151,13 +151,7 @@ bool Codec<CodecId::chunk_topk>::parse(std::string_view parameters, CodecSpec* s
   }
   DType value = DType::f32;
   if (colon != std::string_view::npos) {
-    const std::string_view type = parameters.substr(colon + 1);
-    if (type == "bf16") {
-      value = DType::bf16;
-    } else if (type != "f32") {
-      say(why, "chunk-topk: value type is '%.*s', must be f32 or bf16", shown(type), type.data());
-      return false;
-    }
+    if (!parse_value_type(parameters.substr(colon + 1), "chunk-topk", &value, why)) return false;
   }
   spec->param0 = c;
   spec->param1 = b;
@@ -166,8 +160,7 @@ bool Codec<CodecId::chunk_topk>::parse(std::string_view parameters, CodecSpec* s
 }
 
 void Codec<CodecId::chunk_topk>::format(const CodecSpec& spec, Message* text) noexcept {
-  text->format("chunk-topk:%" PRIu32 "/%" PRIu32 "%s", spec.param0, spec.param1,
-               spec.value == DType::bf16 ? ":bf16" : "");
+  text->format("chunk-topk:%" PRIu32 "/%" PRIu32 "%s", spec.param0, spec.param1, value_type_suffix(spec.value));
 }
 
 bool valid_spec(const CodecSpec& spec) noexcept {

@@ -73,38 +73,45 @@ Message ratio_text(const CodecSpec& spec) noexcept {
   return text;
 }
 
-namespace {
+bool parse_value_type(std::string_view text, const char* name, DType* value, Message* why) noexcept {
+  if (text == "f32" || text == "bf16" || text == "int8") {
+    *value = text == "f32" ? DType::f32 : text == "bf16" ? DType::bf16 : DType::u8;
+    return true;
+  }
+  if (why != nullptr)
+    why->format("%s: value type is '%.*s', must be f32, bf16 or int8", name, shown(text), text.data());
+  return false;
+}
 
-// "ratio[:vtype]" of the codecs whose values are f32 or bf16.
-bool parse_ratio_and_value(std::string_view parameters, const char* name, CodecSpec* spec, Message* why) noexcept {
+const char* value_type_suffix(DType value) noexcept {
+  return value == DType::bf16 ? ":bf16" : value == DType::u8 ? ":int8" : "";
+}
+
+bool Codec<CodecId::topk>::parse(std::string_view parameters, CodecSpec* spec, Message* why) noexcept {
   const size_t colon = parameters.find(':');
-  if (!parse_ratio(parameters.substr(0, colon), name, spec, why)) return false;
+  if (!parse_ratio(parameters.substr(0, colon), "topk", spec, why)) return false;
+  return colon == std::string_view::npos || parse_value_type(parameters.substr(colon + 1), "topk", &spec->value, why);
+}
+
+void Codec<CodecId::topk>::format(const CodecSpec& spec, Message* text) noexcept {
+  text->format("topk:%s%s", ratio_text(spec).text, value_type_suffix(spec.value));
+}
+
+bool Codec<CodecId::randk>::parse(std::string_view parameters, CodecSpec* spec, Message* why) noexcept {
+  const size_t colon = parameters.find(':');
+  if (!parse_ratio(parameters.substr(0, colon), "randk", spec, why)) return false;
   if (colon == std::string_view::npos) return true;
   const std::string_view type = parameters.substr(colon + 1);
-  if (type != "bf16" && type != "f32") {
-    if (why != nullptr) why->format("%s: value type is '%.*s', must be f32 or bf16", name, shown(type), type.data());
+  if (type != "bf16" && type != "f32") {  // int8 codes do not add
+    if (why != nullptr) why->format("randk: value type is '%.*s', must be f32 or bf16", shown(type), type.data());
     return false;
   }
   spec->value = type == "bf16" ? DType::bf16 : DType::f32;
   return true;
 }
 
-}  // namespace
-
-bool Codec<CodecId::topk>::parse(std::string_view parameters, CodecSpec* spec, Message* why) noexcept {
-  return parse_ratio_and_value(parameters, "topk", spec, why);
-}
-
-void Codec<CodecId::topk>::format(const CodecSpec& spec, Message* text) noexcept {
-  text->format("topk:%s%s", ratio_text(spec).text, spec.value == DType::bf16 ? ":bf16" : "");
-}
-
-bool Codec<CodecId::randk>::parse(std::string_view parameters, CodecSpec* spec, Message* why) noexcept {
-  return parse_ratio_and_value(parameters, "randk", spec, why);
-}
-
 void Codec<CodecId::randk>::format(const CodecSpec& spec, Message* text) noexcept {
-  text->format("randk:%s%s", ratio_text(spec).text, spec.value == DType::bf16 ? ":bf16" : "");
+  text->format("randk:%s%s", ratio_text(spec).text, value_type_suffix(spec.value));
 }
 
 }  // namespace gradgate::codecs

@@ -21,7 +21,7 @@ enum class CodecId : uint8_t {
 /// A codec and its parameters: what the text "chunk-topk:8/1024:bf16:noef" says.
 struct CodecSpec {
   CodecId id = CodecId::none;
-  DType value = DType::f32;  ///< dtype of sent values (chunk-topk); f32 elsewhere
+  DType value = DType::f32;  ///< dtype of sent values (chunk-topk, topk, randk; u8: int8 codes with scales); f32 elsewhere
   bool feedback = false;     ///< keep what was not sent in a residual
   uint32_t param0 = 0;       ///< chunk-topk: c; topk: lower half of the ratio's bits (f64)
   uint32_t param1 = 0;       ///< chunk-topk: B; topk: upper half; int8, int4, fp8: the switches that are on, one bit each
@@ -38,7 +38,7 @@ GRADGATE_API Message format_codec(const CodecSpec& spec) noexcept;
 struct CodecInfo {
   CodecId id;
   const char* name;
-  const char* grammar;  ///< e.g. "chunk-topk:c/B[:f32|:bf16]"
+  const char* grammar;  ///< e.g. "chunk-topk:c/B[:f32|:bf16|:int8]"
   const char* summary;
   bool default_feedback;
   int fidelity;       ///< 0 = exact; greater is lossier. Orders the gate's candidates.

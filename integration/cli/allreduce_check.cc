@@ -81,7 +81,9 @@ std::vector<double> codec_bounds(const CodecSpec& spec, const std::vector<double
     case CodecId::onebit: blocks(1024, [&](double a, double, double) { return a * kRounded; }); break;
     case CodecId::topk:
     case CodecId::randk:
-    case CodecId::chunk_topk: each([](double x) { return x * (1 + 0x1p-8); }); break;  // left out, or rounded to bf16
+    case CodecId::chunk_topk:  // left out, or rounded to bf16, or to a step of the greatest entry
+      each([&](double x) { return std::max(x * (1 + 0x1p-8), spec.value == DType::u8 ? largest / 254 * kRounded : 0); });
+      break;
   }
   return bounds;
 }

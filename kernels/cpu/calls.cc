@@ -23,6 +23,11 @@ size_t tile_elements(const CodecSpec& spec) noexcept {
   const size_t unit = shard_alignment(spec);
   return unit > kSumElements ? unit : kSumElements;
 }
+// int8 values of chunk-topk: x of every entry, behind the tasks' scratch (topk has its own plan).
+size_t deferred_bytes(const CodecSpec& spec, size_t count) noexcept {
+  if (spec.id != CodecId::chunk_topk || spec.value != DType::u8) return 0;
+  return round_up(codecs::Codec<CodecId::chunk_topk>::entries(spec, count) * sizeof(float), kWorkAlign);
+}
 size_t task_bytes(const CodecSpec& spec) noexcept {
   return round_up(tile_elements(spec) * sizeof(float) + scratch_bytes(spec), kWorkAlign);
 }
@@ -113,6 +118,13 @@ bool needs_greatest(const CodecSpec& spec) noexcept {
   });
 }
 
+// The second step of int8 values: by runs of entries, once all of them are there.
+void quantize(const Loops& loops, const EncodeJob& job, size_t count, const Executor& executor) noexcept {
+  const size_t entries = codecs::Codec<CodecId::chunk_topk>::entries(job.spec, count);
+  for_each_task(executor, Split(entries, codecs::kScaleRun, executor.width), entries,
+                [&](size_t begin, size_t end, size_t) { loops.quantize(job, count, begin, end); });
+}
+
 class Greatest {
  public:
   void take(uint32_t mag) noexcept {
@@ -164,6 +176,7 @@ Status encode(const Loops& loops, const CodecSpec& spec, const EncodeArgs& args,
   }
   const size_t stride = task_bytes(spec);
   const Split split(count, shard_alignment(spec), args.executor.width);
+  if (deferred_bytes(spec, count) > 0) job.deferred = reinterpret_cast<float*>(workspace + split.tasks * stride);
   if (needs_greatest(spec) && count > 0) {
     Greatest greatest;
     for_each_task(args.executor, split, count,
@@ -174,6 +187,7 @@ Status encode(const Loops& loops, const CodecSpec& spec, const EncodeArgs& args,
   for_each_task(args.executor, split, count, [&](size_t begin, size_t end, size_t index) {
     non_finite.fetch_add(loops.encode(job, begin, end, workspace + index * stride), std::memory_order_relaxed);
   });
+  if (job.deferred != nullptr) quantize(loops, job, count, args.executor);
   finish_payload(spec, args.gradient, args.seed, non_finite.load(), sections, stats);
   return {};
 }
@@ -288,6 +302,7 @@ Status reduce_encode(const Loops& loops, const CodecSpec& spec, const ReduceArgs
   std::byte* const workspace = aligned_workspace(args.workspace);
   const size_t stride = task_bytes(spec), tile = tile_elements(spec);
   const Split split(count, shard_alignment(spec), args.executor.width);
+  if (deferred_bytes(spec, count) > 0) job.deferred = reinterpret_cast<float*>(workspace + split.tasks * stride);
   // Forms the sum tile by tile and hands each to use(job of the tile, its begin and end, scratch).
   const auto for_each_sum = [&](const auto& use) {
     for_each_task(args.executor, split, count, [&](size_t begin, size_t end, size_t index) {
@@ -333,6 +348,10 @@ Status reduce_encode(const Loops& loops, const CodecSpec& spec, const ReduceArgs
   for_each_sum([&](const EncodeJob& part, size_t begin, size_t end, std::byte* scratch) {
     non_finite.fetch_add(loops.encode(part, begin, end, scratch), std::memory_order_relaxed);
   });
+  if (job.deferred != nullptr) {
+    job.residual = args.residual;
+    quantize(loops, job, count, args.executor);
+  }
   finish_payload(spec, args.gradient, args.seed, non_finite.load(), sections, stats);
   return {};
 }
@@ -360,7 +379,8 @@ size_t workspace_bytes(const CodecSpec& spec, DType gradient, size_t count, unsi
   using namespace kernels::cpu;
   if (spec.id == CodecId::topk) return topk_workspace_bytes(spec, count, width) + kWorkAlign - 1;
   if (spec.id == CodecId::randk) return randk_workspace_bytes(spec, count) + kWorkAlign - 1;
-  return Split(count, shard_alignment(spec), width).tasks * task_bytes(spec) + kWorkAlign - 1;
+  return Split(count, shard_alignment(spec), width).tasks * task_bytes(spec) + deferred_bytes(spec, count) +
+         kWorkAlign - 1;
 }
 
 size_t decode_sum_bytes(const CodecSpec& spec, DType gradient, size_t count, size_t ranks, unsigned width) noexcept {

@@ -26,6 +26,7 @@ struct EncodeJob {
   DType stored = DType::f32;  ///< `none`: dtype in the payload; differs from dtype only where a sum in f32 is rounded
   Seed seed;
   uint32_t greatest = 0;                   ///< of the whole vector, where the codec needs it (Loops::greatest)
+  float* deferred = nullptr;               ///< int8 values: x of every entry, made codes by Loops::quantize
   const codecs::Sample* sample = nullptr;  ///< randk: which elements
   float* before = nullptr;                 ///< randk with feedback: receives e of each entry's element as it was
   uint32_t* marked = nullptr;  ///< randk: a bit per stratum that holds an x which is not finite; set atomically
@@ -81,6 +82,9 @@ struct Loops {
   /// Elements begin … end-1, begin a multiple of the codec's unit, end too or the end of the vector. `scratch` has
   /// scratch_bytes(), 64-byte aligned. Returns how many x were not finite.
   uint64_t (*encode)(const EncodeJob& job, size_t begin, size_t end, std::byte* scratch) noexcept;
+  /// int8 values: scales and codes of entries begin … end-1 (begin a multiple of 256) of a vector of `count` elements
+  /// from job.deferred; with feedback e, which is x until now, becomes what is left.
+  void (*quantize)(const EncodeJob& job, size_t count, size_t begin, size_t end) noexcept;
   /// The greatest magnitude, as bits, of the finite x of begin … end-1, begin a multiple of 256.
   uint32_t (*greatest)(const EncodeJob& job, size_t begin, size_t end) noexcept;
   void (*decode)(const DecodeJob& job, size_t begin, size_t end) noexcept;

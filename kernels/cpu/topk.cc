@@ -5,7 +5,7 @@
 #include <new>
 
 #include "codecs/codecs.h"
-#include "kernels/cpu/float_env.h"
+#include "kernels/cpu/tasks.h"
 
 namespace gradgate::kernels::cpu {
 namespace {
@@ -31,6 +31,7 @@ struct Plan {
   size_t tasks = 0, elements = 0, capacity = 0, kept = 0, bytes = 0;
   TopkTask* task = nullptr;
   uint32_t *candidates = nullptr, *room = nullptr;
+  float* deferred = nullptr;  // int8 values: x of every entry
   std::byte* base;
 
   Plan(const CodecSpec& spec, size_t count, unsigned width, std::byte* memory) noexcept : base(memory) {
@@ -46,6 +47,7 @@ struct Plan {
     task = reinterpret_cast<TopkTask*>(take(tasks * sizeof(TopkTask)));
     candidates = reinterpret_cast<uint32_t*>(take(chunks * sizeof(uint32_t)));
     room = reinterpret_cast<uint32_t*>(take(std::max(sample_size(count), std::min(kRoom, count)) * sizeof(uint32_t)));
+    if (spec.value == DType::u8) deferred = reinterpret_cast<float*>(take(entries * sizeof(float)));
     for (size_t i = 0; i < tasks; ++i) {
       TopkTask made;
       made.begin = i * elements;
@@ -157,6 +159,7 @@ uint64_t encode_topk(const Loops& table, const EncodeJob& encode, size_t count, 
   const Plan plan(encode.spec, count, executor.width, workspace);
   TopkJob job;
   job.encode = encode;
+  job.encode.deferred = plan.deferred;
   job.count = count;
   job.entries = Topk::entries(encode.spec, count);
   job.capacity = plan.capacity;
@@ -197,6 +200,10 @@ uint64_t encode_topk(const Loops& table, const EncodeJob& encode, size_t count, 
     non_finite += task.non_finite;
   }
   for_each(executor, plan, [&](TopkTask& task) { loops.pack(job, task); });
+  if (plan.deferred != nullptr) {
+    for_each_task(executor, Split(job.entries, codecs::kScaleRun, executor.width), job.entries,
+                  [&](size_t begin, size_t end, size_t) { table.quantize(job.encode, count, begin, end); });
+  }
   if (threshold != nullptr) *threshold = static_cast<uint32_t>(job.last_key);
   return non_finite;
 }

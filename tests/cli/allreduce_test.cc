@@ -203,7 +203,7 @@ TEST_P(Checks, AcceptsTheExchangeAndCountsEveryWrongElement) {
     EXPECT_EQ(check(codec, dtype, count, outputs).wrong, 2u) << dtype_name(dtype);
   }
 }
-INSTANTIATE_TEST_SUITE_P(Codecs, Checks, ::testing::Values("bf16", "fp16", "int8", "int8:ef", "int8:sr", "fp8", "int4", "int4:hadamard:sr", "onebit", "chunk-topk:8/1024", "chunk-topk:4/64:bf16:noef", "randk:0.01"));
+INSTANTIATE_TEST_SUITE_P(Codecs, Checks, ::testing::Values("bf16", "fp16", "int8", "int8:ef", "int8:sr", "fp8", "int4", "int4:hadamard:sr", "onebit", "chunk-topk:8/1024", "chunk-topk:4/64:bf16:noef", "chunk-topk:4/64:int8", "randk:0.01"));
 
 TEST(LargeCheck, BoundsHoldBetweenTheWindowsOfTheReference) {
   // 3 Mi elements on two ranks: the reference sees the ends of each shard; in the middle the codec's bound must do.

@@ -106,7 +106,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"chunk-topk:1/32:bf16", 3}, Case{"chunk-topk:8/1024:bf16", 8}, Case{"bf16:ef@all_gather", 3},
                     Case{"int8:ef@all_gather", 5}, Case{"int4:sr@all_gather", 3}, Case{"onebit@all_gather", 4},
                     Case{"chunk-topk:8/1024@all_gather", 3}, Case{"chunk-topk:8/1024:bf16@all_gather", 8},
-                    Case{"topk:0.01", 3}, Case{"topk:0.05:bf16", 5}, Case{"randk:0.1", 3}, Case{"randk:0.05", 5}),
+                    Case{"topk:0.01", 3}, Case{"topk:0.05:bf16", 5}, Case{"topk:0.05:int8", 3},
+                    Case{"chunk-topk:8/1024:int8", 4}, Case{"randk:0.1", 3}, Case{"randk:0.05", 5}),
     case_name);
 
 TEST_P(LawRounded, HoldsWithinItsRoundings) {

@@ -79,9 +79,14 @@ inline std::vector<float> round_trip(const char* spec, const std::vector<float>&
 
 /// Sections of a payload made for `count` elements, by the table of docs/format.md.
 inline size_t section1(size_t section0_bytes) { return 32 + (section0_bytes + 15) / 16 * 16; }
-inline std::vector<uint16_t> topk_indices(const Payload& payload, size_t entries, size_t value_bytes = 4) {
+/// Bytes of a section of values.
+inline size_t section_of_values(DType value, size_t entries) {
+  return value == DType::u8 ? section1((entries + 255) / 256 * 4) - 32 + entries : entries * dtype_bytes(value);
+}
+inline std::vector<uint16_t> topk_indices(const Payload& payload, size_t entries, DType value = DType::f32) {
   std::vector<uint16_t> index(entries);
-  for (size_t i = 0; i < entries; ++i) index[i] = payload.get<uint16_t>(section1(entries * value_bytes) + 2 * i);
+  for (size_t i = 0; i < entries; ++i)
+    index[i] = payload.get<uint16_t>(section1(section_of_values(value, entries)) + 2 * i);
   return index;
 }
 

@@ -29,10 +29,15 @@ inline constexpr const char* kSpecs[] = {
     "chunk-topk:100/2048",       // more entries than the least number of columns
     "chunk-topk:300/1024:bf16",  // a key for every element
     "chunk-topk:13/32768",       // the longest chunk
+    "chunk-topk:8/1024:int8",
+    "chunk-topk:1/32:int8",      // many chunks share a scale
+    "chunk-topk:300/1024:int8",  // runs of entries end within chunks
     "topk:0.01",
     "topk:0.001:bf16",
     "topk:0.4",  // more entries than a threshold is good for
     "topk:1:bf16",
+    "topk:0.01:int8",
+    "topk:0.3:int8",
     "randk:0.01",
     "randk:0.001:bf16",
     "randk:0.4",  // strata of two or three elements

@@ -17,6 +17,7 @@ using ::testing::HasSubstr;
 TEST(CodecText, CanonicalTextsComeBack) {
   for (const char* text : {"none", "bf16", "bf16:ef", "int8", "int8:ef", "chunk-topk:8/1024", "chunk-topk:8/1024:bf16",
                            "chunk-topk:8/1024:noef", "chunk-topk:32768/32768:bf16:noef", "chunk-topk:1/32", "topk:0.01",
+                           "chunk-topk:8/1024:int8", "topk:0.01:int8:noef", "randk:0.01", "randk:0.5:bf16:noef",
                            "topk:1", "topk:0.001:bf16:noef", "topk:1e-05", "topk:0.30000000000000004"}) {
     EXPECT_STREQ(format_codec(spec_of(text)).text, text);
     EXPECT_LE(std::string(text).size(), 47u);
@@ -87,7 +88,7 @@ TEST(CodecText, NonsenseIsRefusedByName_QNT9) {
       {"chunk-topk:8/18446744073709551616", "B is '18446744073709551616'"},
       {"chunk-topk:8/4294968320", "B is '4294968320'"},  // 2^32 + 1024
       {"chunk-topk:8/1024x", "B is '1024x'"},
-      {"chunk-topk:8/1024:f16", "value type is 'f16', must be f32 or bf16"},
+      {"chunk-topk:8/1024:f16", "value type is 'f16', must be f32, bf16 or int8"},
       {"chunk-topk:8/1024:bf16:f32", "'bf16:f32'"},
       {"chunk-topk:8/1024:", "value type is ''"},
       {"chunk-topk:8/1024:ef:bf16", "'ef:bf16'"},
@@ -103,7 +104,9 @@ TEST(CodecText, NonsenseIsRefusedByName_QNT9) {
       {"topk:0.01x", "ratio is '0.01x'"},
       {"topk:1e-400", "ratio is '1e-400'"},
       {"topk:0x1p-4", "ratio is '0x1p-4'"},
-      {"topk:0.01:f64", "topk: value type is 'f64', must be f32 or bf16"},
+      {"randk:0.01:int8", "randk: value type is 'int8', must be f32 or bf16"},
+      {"randk:2", "randk: ratio is '2'"},
+      {"topk:0.01:f64", "topk: value type is 'f64', must be f32, bf16 or int8"},
       {"topk:0.01:", "value type is ''"},
   };
   for (const auto& c : cases) {
@@ -192,7 +195,8 @@ TEST(PayloadBytes, AreWhatTheFormatSays_QNT8) {
   EXPECT_EQ(payload_bytes(spec_of("int8"), DType::f32, 1000000), 32u + 15632u + 1000000u);  // 3907 scales
   EXPECT_EQ(payload_bytes(spec_of("int8"), DType::bf16, 1000000), 32u + 15632u + 1000000u);
   EXPECT_EQ(payload_bytes(spec_of("int8"), DType::f32, 1), 32u + 16u + 16u);
-  EXPECT_EQ(payload_bytes(spec_of("int8:sr"), DType::f32, 1000000), payload_bytes(spec_of("int8"), DType::f32, 1000000));
+  EXPECT_EQ(payload_bytes(spec_of("int8:sr"), DType::f32, 1000000),
+            payload_bytes(spec_of("int8"), DType::f32, 1000000));
   EXPECT_EQ(payload_bytes(spec_of("fp8"), DType::bf16, 1000000), 32u + 15632u + 1000000u);
   EXPECT_EQ(payload_bytes(spec_of("int4"), DType::f32, 1000000), 32u + 31264u + 500032u);  // 7813 blocks
   EXPECT_EQ(payload_bytes(spec_of("int4"), DType::f32, 1), 32u + 16u + 64u);
@@ -205,8 +209,8 @@ TEST(PayloadBytes, AreWhatTheFormatSays_QNT8) {
   // topk: a count per 65,536, then k = max(1, round(ratio · n)) values and indices.
   EXPECT_EQ(payload_bytes(spec_of("topk:0.01"), DType::f32, 1000000), 32u + 64u + 40000u + 20000u);
   EXPECT_EQ(payload_bytes(spec_of("topk:0.01:bf16"), DType::f32, 1000000), 32u + 64u + 20000u + 20000u);
-  EXPECT_EQ(payload_bytes(spec_of("topk:0.01"), DType::f32, 49), 32u + 16u + 16u + 16u);    // at least one
-  EXPECT_EQ(payload_bytes(spec_of("topk:0.01"), DType::f32, 450), 32u + 16u + 32u + 16u);   // 4.5 rounds to 5
+  EXPECT_EQ(payload_bytes(spec_of("topk:0.01"), DType::f32, 49), 32u + 16u + 16u + 16u);   // at least one
+  EXPECT_EQ(payload_bytes(spec_of("topk:0.01"), DType::f32, 450), 32u + 16u + 32u + 16u);  // 4.5 rounds to 5
   EXPECT_EQ(payload_bytes(spec_of("topk:1"), DType::f32, 65537), 32u + 16u + 262160u + 131088u);
   // Beyond 2^31 elements: 64-bit arithmetic throughout.
   EXPECT_EQ(payload_bytes(spec_of("topk:0.5"), DType::f32, (size_t{1} << 32) + 2),

@@ -263,6 +263,46 @@ TEST(TopK, NegativeZeroEqualsZero_TOP7) {
   EXPECT_EQ(topk_indices(encode("chunk-topk:2/32", {0.0f, -0.0f, 0.0f, -0.0f}), 2), (std::vector<uint16_t>{0, 1}));
 }
 
+// Two entries a chunk, 256 a scale: bytes of scales, padding, codes, indices, as the format has them.
+TEST(TopK, Int8ValuesShareAScaleByRunsOfEntries) {
+  Values x(300 * 32, 0.0f);
+  for (size_t c = 0; c < 300; ++c) x[32 * c + 3] = c < 128 ? 127.0f : -254.0f, x[32 * c + 7] = c < 128 ? 1.4f : 4.0f;
+  const Payload payload = encode("chunk-topk:2/32:int8", x);
+  constexpr size_t kEntries = 600, kCodes = 32 + 16, kIndices = kCodes + 608;
+  ASSERT_EQ(payload.size(), kIndices + 1200);
+  EXPECT_EQ(payload.get<float>(32), 1.0f);
+  EXPECT_EQ(payload.get<float>(36), 2.0f);
+  EXPECT_EQ(payload.get<float>(40), 2.0f) << "the third run has 88 entries";
+  EXPECT_EQ(payload.get<uint32_t>(44), 0u) << "padding";
+  EXPECT_EQ(payload.get<int8_t>(kCodes), 127);
+  EXPECT_EQ(payload.get<int8_t>(kCodes + 1), 1);
+  EXPECT_EQ(payload.get<int8_t>(kCodes + 256), -127);
+  EXPECT_EQ(payload.get<int8_t>(kCodes + kEntries - 1), 2);
+  EXPECT_EQ(payload.get<uint16_t>(kIndices), 3);
+  EXPECT_EQ(payload.get<uint16_t>(kIndices + 2), 7);
+  const Values d = decode("chunk-topk:2/32:int8", payload, x.size());
+  EXPECT_EQ(d[3], 127.0f);
+  EXPECT_EQ(d[7], 1.0f);
+  EXPECT_EQ(d[32 * 299 + 7], 4.0f);
+}
+
+// What is not finite costs its neighbours nothing, and keeps its residual.
+TEST(TopK, Int8ValuesMarkWhatIsNotFinite) {
+  for (const char* text : {"chunk-topk:4/32:int8", "topk:0.125:int8"}) {
+    Values x(32, 0.0f), e(32, 0.5f);
+    x[1] = kInf, x[2] = -kInf, x[3] = NAN, x[4] = 126.5f, x[5] = 1.0f;
+    const Payload payload = encode(text, x, &e);
+    const Values d = decode(text, payload, 32);
+    EXPECT_TRUE(std::isnan(d[1]) && std::isnan(d[2]) && std::isnan(d[3])) << text;
+    EXPECT_EQ(d[4], 127.0f) << text;
+    for (const size_t i : {1, 2, 3}) EXPECT_EQ(e[i], 0.5f) << text;
+    EXPECT_EQ(e[4], 0.0f) << text;
+    EXPECT_EQ(e[5], 1.5f) << text;
+    const Values only(32, NAN);
+    for (const float v : decode(text, encode(text, only), 32)) EXPECT_TRUE(v == 0.0f || std::isnan(v)) << text;
+  }
+}
+
 TEST(TopK, SameIndexOnTwoRanksIsAdded_TOP8) {
   const Payload a = encode("chunk-topk:2/32", {1, 1, 0, 0}), b = encode("chunk-topk:2/32", {1, 0, 1, 0});
   Values out(4, 0.0f);

@@ -34,8 +34,14 @@ uint64_t encode_as(const EncodeJob& job, size_t begin, size_t end, std::byte* sc
   } else if constexpr (id == CodecId::fp16) {
     return encode_blocks<Fp16Encoder, G, kFeedback>(job, begin, end);
   } else if constexpr (id == CodecId::chunk_topk) {
-    return job.spec.value == DType::f32 ? encode_chunks<G, float, kFeedback>(job, begin, end, scratch)
-                                        : encode_chunks<G, uint16_t, kFeedback>(job, begin, end, scratch);
+    switch (job.spec.value) {
+      case DType::f32:
+        return encode_chunks<G, float, kFeedback>(job, begin, end, scratch);
+      case DType::bf16:
+        return encode_chunks<G, uint16_t, kFeedback>(job, begin, end, scratch);
+      default:
+        return encode_chunks<G, Deferred, kFeedback>(job, begin, end, scratch);
+    }
   } else if constexpr (id == CodecId::topk) {
     return 0;  // chooses over the whole vector: kernels/cpu/topk.cc
   } else if constexpr (id == CodecId::randk) {
@@ -57,11 +63,23 @@ void decode_as(const DecodeJob& job, size_t begin, size_t end) {
   } else if constexpr (id == CodecId::fp16) {
     decode_blocks<Fp16Decoder, O, kAdd>(job, begin, end);
   } else if constexpr (id == CodecId::chunk_topk) {
-    job.spec.value == DType::f32 ? decode_chunks<float, O, kAdd>(job, begin, end)
-                                 : decode_chunks<uint16_t, O, kAdd>(job, begin, end);
+    switch (job.spec.value) {
+      case DType::f32:
+        return decode_chunks<float, O, kAdd>(job, begin, end);
+      case DType::bf16:
+        return decode_chunks<uint16_t, O, kAdd>(job, begin, end);
+      default:
+        return decode_chunks<int8_t, O, kAdd>(job, begin, end);
+    }
   } else if constexpr (id == CodecId::topk) {
-    job.spec.value == DType::f32 ? decode_vector_topk<float, O, kAdd>(job, begin, end)
-                                 : decode_vector_topk<uint16_t, O, kAdd>(job, begin, end);
+    switch (job.spec.value) {
+      case DType::f32:
+        return decode_vector_topk<float, O, kAdd>(job, begin, end);
+      case DType::bf16:
+        return decode_vector_topk<uint16_t, O, kAdd>(job, begin, end);
+      default:
+        return decode_vector_topk<int8_t, O, kAdd>(job, begin, end);
+    }
   } else if constexpr (id == CodecId::randk) {
     job.spec.value == DType::f32 ? decode_sample<float, O, kAdd>(job, begin, end)
                                  : decode_sample<uint16_t, O, kAdd>(job, begin, end);
@@ -177,7 +195,8 @@ void store_sum_any(const float* sum, const SumJob& job, void* out, size_t count)
 
 }  // namespace
 
-const Loops GRADGATE_LOOPS_TABLE = {GRADGATE_LOOPS_NAME, &kTopkLoops,    encode_any, greatest_any, decode_any, fold_any,
-                                    store_sum_any,       read_sum_bytes, copy_bytes, axpy_floats};
+const Loops GRADGATE_LOOPS_TABLE = {GRADGATE_LOOPS_NAME, &kTopkLoops, encode_any, quantize_any,
+                                    greatest_any,        decode_any,  fold_any,   store_sum_any,
+                                    read_sum_bytes,      copy_bytes,  axpy_floats};
 
 }  // namespace gradgate::kernels::cpu

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/cpu/loops.h"
+#include "kernels/cpu/loops/entries.h"
 #include "kernels/cpu/loops/select.h"
 
 namespace gradgate::kernels::cpu {
@@ -50,7 +51,7 @@ uint64_t encode_chunks(const EncodeJob& job, size_t begin, size_t end, std::byte
   const size_t unit = chunk > kGroupElements ? chunk : kGroupElements;
   const SelectScratch s = SelectScratch::carve(scratch, unit);
   // All chunks in front of `begin` are whole.
-  V* value = reinterpret_cast<V*>(job.first) + begin / chunk * c;
+  V* value = values_of<V>(job, job.first) + begin / chunk * c;
   uint16_t* index = reinterpret_cast<uint16_t*>(job.second) + begin / chunk * c;
   uint64_t non_finite = 0;
   bool kept[kMaxGroups];
@@ -76,7 +77,7 @@ uint64_t encode_chunks(const EncodeJob& job, size_t begin, size_t end, std::byte
         index[j] = s.index[j];
         narrow(v, value + j);
         if constexpr (kFeedback) {
-          if (exact::is_finite(v) && !kept[(at + i) / kGroupElements]) e[at + i] = exact::sub(v, widen(value[j]));
+          if (exact::is_finite(v) && !kept[(at + i) / kGroupElements]) e[at + i] = left_when_sent(v, value[j]);
         }
       }
       value += k;
@@ -89,17 +90,18 @@ uint64_t encode_chunks(const EncodeJob& job, size_t begin, size_t end, std::byte
 template <class V, class O, bool kAdd>
 void decode_chunks(const DecodeJob& job, size_t begin, size_t end) {
   const size_t c = job.spec.param0, chunk = job.spec.param1;
-  const V* value = reinterpret_cast<const V*>(job.first) + begin / chunk * c;
-  const uint16_t* index = reinterpret_cast<const uint16_t*>(job.second) + begin / chunk * c;
+  const EntryValues<V> value(job.first, codecs::Codec<CodecId::chunk_topk>::entries(job.spec, job.count));
+  size_t entry = begin / chunk * c;  // the first of the chunk
+  const uint16_t* index = reinterpret_cast<const uint16_t*>(job.second) + entry;
   O* out = static_cast<O*>(job.out) + (begin - job.origin);
   if constexpr (kAdd) {
     for (; begin < end; begin += chunk) {
       const size_t k = least(c, end - begin);
-      prefetch_ahead(value, 64);
+      value.prefetch(entry);
       for (size_t j = 0; j < k; ++j) {
-        narrow(exact::add(widen(out[index[j]]), exact::mul(widen(value[j]), job.scale)), out + index[j]);
+        narrow(exact::add(widen(out[index[j]]), exact::mul(value[entry + j], job.scale)), out + index[j]);
       }
-      value += k;
+      entry += k;
       index += k;
       out += chunk;
     }
@@ -114,10 +116,10 @@ void decode_chunks(const DecodeJob& job, size_t begin, size_t end) {
       const size_t n = least(length - at, kPart);
       O* part = sink.place();
       __builtin_memset(part, 0, n * sizeof(O));
-      for (; j < k && index[j] < at + n; ++j) narrow(exact::mul(widen(value[j]), job.scale), part + (index[j] - at));
+      for (; j < k && index[j] < at + n; ++j) narrow(exact::mul(value[entry + j], job.scale), part + (index[j] - at));
       sink.advance(n);
     }
-    value += k;
+    entry += k;
     index += k;
     begin += length;
   }

@@ -16,7 +16,7 @@ template <class V>
 GRADGATE_INLINE float left_of(float x) {
   V sent;
   narrow(x, &sent);
-  return exact::sub(x, widen(sent));
+  return left_when_sent(x, sent);
 }
 // Candidates whose residual depends on whether they are sent: x is not finite nowhere else, and +0 leaves +0 either way
 // (also in a zero group, whose residual is not touched).
@@ -308,7 +308,7 @@ size_t topk_choose(const TopkJob& job, const TopkTask& task, size_t* ties) noexc
 
 template <class V, bool kFeedback>
 void topk_pack_as(const TopkJob& job, const TopkTask& task) {
-  V* value = reinterpret_cast<V*>(job.encode.second) + task.first_entry;
+  V* value = values_of<V>(job.encode, job.encode.second) + task.first_entry;
   uint16_t* index = reinterpret_cast<uint16_t*>(job.encode.third) + task.first_entry;
   const uint32_t* v = task.found.value;
   const uint16_t* place = task.found.index;
@@ -369,20 +369,28 @@ template <class G>
 void topk_collect_from(const TopkJob& job, TopkTask* task) {
   if (job.encode.residual == nullptr) return topk_collect_as<G, float, false>(job, task);
   if (job.encode.spec.value == DType::f32) return topk_collect_as<G, float, true>(job, task);
-  return topk_collect_as<G, uint16_t, true>(job, task);
+  if (job.encode.spec.value == DType::bf16) return topk_collect_as<G, uint16_t, true>(job, task);
+  return topk_collect_as<G, Deferred, true>(job, task);
 }
 
 void topk_collect(const TopkJob& job, TopkTask* task) noexcept {
   with_gradient(job, [&](auto g) { topk_collect_from<decltype(g)>(job, task); });
 }
 
-void topk_pack(const TopkJob& job, const TopkTask& task) noexcept {
-  if (job.encode.residual != nullptr) {
-    return job.encode.spec.value == DType::f32 ? topk_pack_as<float, true>(job, task)
-                                               : topk_pack_as<uint16_t, true>(job, task);
+template <bool kFeedback>
+void topk_pack_values(const TopkJob& job, const TopkTask& task) {
+  switch (job.encode.spec.value) {
+    case DType::f32:
+      return topk_pack_as<float, kFeedback>(job, task);
+    case DType::bf16:
+      return topk_pack_as<uint16_t, kFeedback>(job, task);
+    default:
+      return topk_pack_as<Deferred, kFeedback>(job, task);
   }
-  return job.encode.spec.value == DType::f32 ? topk_pack_as<float, false>(job, task)
-                                             : topk_pack_as<uint16_t, false>(job, task);
+}
+
+void topk_pack(const TopkJob& job, const TopkTask& task) noexcept {
+  job.encode.residual != nullptr ? topk_pack_values<true>(job, task) : topk_pack_values<false>(job, task);
 }
 
 constexpr TopkLoops kTopkLoops = {topk_sample, topk_count, topk_gather, topk_collect, topk_choose, topk_pack};
@@ -391,7 +399,7 @@ constexpr TopkLoops kTopkLoops = {topk_sample, topk_count, topk_gather, topk_col
 template <class V, class O, bool kAdd>
 void decode_vector_topk(const DecodeJob& job, size_t begin, size_t end) {
   const uint32_t* counts = reinterpret_cast<const uint32_t*>(job.first);
-  const V* value = reinterpret_cast<const V*>(job.second);
+  const EntryValues<V> value(job.second, codecs::Codec<CodecId::topk>::entries(job.spec, job.count));
   const uint16_t* index = reinterpret_cast<const uint16_t*>(job.third);
   TopkCursor own;
   TopkCursor* at = job.cursor;
@@ -409,7 +417,7 @@ void decode_vector_topk(const DecodeJob& job, size_t begin, size_t end) {
     size_t j = at->entry;
     for (; j < at->chunk_end && index[j] < place + n; ++j) {
       O* out = part + (index[j] - place);
-      const float v = exact::mul(widen(value[j]), job.scale);
+      const float v = exact::mul(value[j], job.scale);
       narrow(kAdd ? exact::add(widen(*out), v) : v, out);
     }
     at->entry = j;
