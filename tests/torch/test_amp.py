@@ -48,6 +48,7 @@ def both(codec, poisoned, steps, mode="on"):
     return scales
 
 
+# DDP-8.
 @pytest.mark.parametrize("codec", ["chunk-topk:64/1024", "int8:ef", "int8"])
 def test_scaled_equals_unscaled(pool, codec):
     first, second = pool.run(2, both, codec, (4, 5, 9), 14)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.join import Join
 
 import gradgate.torch as gg
@@ -46,6 +47,7 @@ def reference_sequence():
     return sent + sum(everywhere), [out.tolist() for out in outputs], everywhere
 
 
+# EF-1, by DDP.
 def test_top_k_with_feedback_conserves_what_it_was_given(pool):
     for total, outputs, _ in pool.run(2, reference_sequence):
         assert torch.equal(total, 8 * 2 * torch.tensor([4.0, 3.0, 2.0, 1.0]))
@@ -63,6 +65,7 @@ def flush_between():
     return torch.stack(outputs)
 
 
+# EF-4.
 def test_flush_sends_everything(pool):
     first, second = pool.run(2, flush_between)
     assert torch.equal(first, second)
@@ -111,6 +114,7 @@ def law(options, codec, steps):
     return {name: value.tolist() for name, value in sent.items()}
 
 
+# EF-3.
 @pytest.mark.parametrize("options", [{}, {"static_graph": True}, {"gradient_as_bucket_view": True}])
 @pytest.mark.parametrize("size", [2, 4])
 def test_nothing_is_lost_through_rebuilt_buckets(pool, options, size):
@@ -125,6 +129,7 @@ def average_is_six(mode, codecs):
     return [backward(ddp, x).unique().tolist() for _ in range(4)]
 
 
+# DDP-7.
 @pytest.mark.parametrize("mode,codecs", [("off", ["int8"]), ("on", ["int8"]), ("on", ["bf16"]), ("auto", ["int8"])])
 def test_averages_once(pool, mode, codecs):
     assert pool.run(3, average_is_six, mode, codecs) == [[[6.0]] * 4] * 3
@@ -144,6 +149,7 @@ def accumulate():
     return inside, steps_inside, ddp.module.weight.grad.item(), state.steps
 
 
+# DDP-1.
 def test_no_sync_sends_the_accumulated_gradient_once(pool):
     assert pool.run(2, accumulate) == [(1.0, 1, 16.5, 2), (2.0, 1, 16.5, 2)]
 
@@ -174,6 +180,7 @@ def unused(codecs):
     return seen
 
 
+# DDP-2.
 def test_unused_parameters_get_nothing(pool):
     for seen in pool.run(2, unused, ["int8:ef"]):
         assert seen[0] == [1.0, 0.5, 1.0]
@@ -191,6 +198,7 @@ def uneven(mode, codecs, by_initial_size=True):
     return seen, state.steps
 
 
+# DDP-5.
 @pytest.mark.parametrize("mode,codecs", [("off", []), ("auto", ["int8"]), ("on", ["int8"]), ("on", [TOPK])])
 def test_join_with_uneven_inputs(pool, mode, codecs):
     (short, short_steps), (long, long_steps) = pool.run(2, uneven, mode, codecs)
@@ -244,6 +252,7 @@ def mixed(sparse):
             assert torch.equal(step[4][1:3], torch.full((2, 3), 1.5))
 
 
+# DTY-2 and DTY-5.
 @pytest.mark.parametrize("sparse", [False, True])
 def test_dtypes_and_lengths_that_change_under_a_bucket_index(pool, sparse):
     pool.run(2, mixed, sparse)
@@ -265,6 +274,36 @@ def two_modules():
     return gradients(first), gradients(second)
 
 
+def metric_of(value: float) -> torch.Tensor:
+    """A collective of the program's own, which must come out exact."""
+    metric = torch.tensor([1e6 + value, 1e-6])
+    dist.all_reduce(metric)
+    return metric
+
+
+class Measuring(Linear):
+    """Reduces a metric inside its forward pass."""
+
+    def forward(self, x):
+        self.inside = metric_of(1)
+        return super().forward(x)
+
+
+def metrics():
+    ddp = wrap(Measuring(600))
+    state = gate(ddp, mode="on", codecs=["int8"])
+    for _ in range(4):
+        backward(ddp, torch.full((600,), float(dist.get_rank())))
+        for metric in (ddp.module.inside, metric_of(1)):
+            assert torch.equal(metric, torch.tensor([1e6 + 1, 1e-6]) * 2)
+    assert state.stats()["gradgate/steps"] == 4 and state.stats()["gradgate/compressed/buckets"] == 3
+
+
+# COL-10.
+def test_metrics_in_the_forward_pass_and_before_the_step_are_exact(pool):
+    pool.run(2, metrics)
+
+
 def test_several_modules_and_other_collectives(pool):
     (a1, a2), (b1, b2) = pool.run(2, two_modules)
     assert equal(a1, b1) and equal(a2, b2)
@@ -280,6 +319,38 @@ def sub_group():
     with pytest.raises(RuntimeError):
         ddp.register_comm_hook(state, gg.gated_hook)
     return [backward(ddp, torch.full((8,), float(rank + 1))).unique().tolist() for _ in range(3)]
+
+
+def wrapped_in_fp16():
+    ddp = wrap(Linear(600))
+    state = gg.GateState(ddp, mode="on", codecs=["int8"], say=None)
+    ddp.register_comm_hook(state, default_hooks.fp16_compress_wrapper(gg.gated_hook))
+    seen = [backward(ddp, torch.full((600,), float(dist.get_rank() + 1))) for _ in range(4)]
+    assert all(gradient.dtype == torch.float32 for gradient in seen)
+    assert state.stats()["gradgate/dense/bytes"] == 4 * 600 * 2 and state.stats()["gradgate/compressed/buckets"] == 3
+    return [gradient.unique().tolist() for gradient in seen]
+
+
+# DDP-10, with the next test.
+def test_torchs_fp16_wrapper_around_the_hook(pool):
+    assert pool.run(2, wrapped_in_fp16) == [[[1.5]] * 4] * 2
+
+
+def low_precision(dtype, mode):
+    ddp = wrap(Linear(600).to(dtype))
+    state = gate(ddp, mode=mode, codecs=["int8"])
+    seen = [backward(ddp, torch.full((600,), float(dist.get_rank() + 1), dtype=dtype)) for _ in range(4)]
+    assert all(gradient.dtype == dtype for gradient in seen)
+    if mode == "on":
+        assert state.stats()["gradgate/compressed/buckets"] == 3
+    return [gradient.unique().tolist() for gradient in seen]
+
+
+# DTY-6: gloo sums neither dtype as int8 payloads need it; payloads travel as bytes.
+@pytest.mark.parametrize("mode", ["on", "off"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_models_of_low_precision(pool, dtype, mode):
+    assert pool.run(2, low_precision, dtype, mode) == [[[1.5]] * 4] * 2
 
 
 def test_sub_group_averages_over_its_own_ranks_and_a_second_hook_is_refused(pool):
@@ -324,6 +395,7 @@ def aliasing(view):
     return seen
 
 
+# DDP-6.
 @pytest.mark.parametrize("view", [False, True])
 def test_results_do_not_alias_the_librarys_memory(pool, view):
     assert pool.run(2, aliasing, view) == [[[1.5 * t] for t in range(1, 7)]] * 2

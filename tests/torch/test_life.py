@@ -17,11 +17,12 @@ def random_state():
     python_before = random.getstate()
     ddp = wrap(deep())
     state = torch.get_rng_state()
-    gate(ddp, mode="on", codecs=["int8"])
+    gate(ddp, mode="on", codecs=["int8:sr"])  # which draws random numbers
     train(ddp, 3)
     assert torch.equal(torch.get_rng_state(), state) and random.getstate() == python_before
 
 
+# DDP-9.
 def test_global_random_state_is_not_touched(pool):
     pool.run(2, random_state)
 
@@ -104,6 +105,37 @@ def clipped(mode):
 def test_clipping_sees_the_same_norm_on_every_rank(pool):
     (norms, mine), (others, theirs) = pool.run(2, clipped, "on")
     assert norms == others and min(norms) > 0.01 and equal(mine, theirs)
+
+
+def under_pressure(synchronised, steps):
+    """A run whose thread frees and takes memory of a bucket's size while buckets are on their way."""
+    ddp = wrap(deep())
+    state = gg.GateState(ddp, mode="on", codecs=["int8:sr:ef"], say=None)
+    in_flight, overlapped = [], 0
+
+    def hook(s: gg.GateState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        nonlocal overlapped
+        size = bucket.buffer().numel()
+        future = gg.gated_hook(s, bucket)
+        if synchronised:
+            future.wait()
+        overlapped += not future.done()
+        for value in (float("nan"), 1e30):
+            in_flight.append(torch.full((size,), value))
+        del in_flight[:-4]
+        return future
+
+    ddp.register_comm_hook(state, hook)
+    seen = sum(train(ddp, steps, lr=0.01), [])
+    return seen, overlapped
+
+
+# DDP-11 in host memory: what a bucket or payload was in is not used again too early, and nobody waits for everything.
+def test_memory_pressure_changes_no_bit(pool):
+    free, overlapped = zip(*pool.run(2, under_pressure, False, 300, timeout_s=200))
+    synchronised, none = zip(*pool.run(2, under_pressure, True, 300, timeout_s=200))
+    assert equal(free[0], free[1]) and equal(free[0], synchronised[0])
+    assert min(overlapped) > 300 and none == (0, 0)
 
 
 def hooks_do_not_wait():

@@ -40,6 +40,7 @@ def flat(steps):
     return growth, {fds for _, fds, _ in seen}, {threads for _, _, threads in seen}
 
 
+# MEM-4.
 def test_nothing_grows(pool):
     for growth, fds, threads in pool.run(2, flat, 420, timeout_s=200):
         assert growth < 1 << 20, growth
@@ -64,6 +65,7 @@ def added(codecs):
     return resident() - before, sum(value.numel() * 4 for value in state.residuals().values())
 
 
+# MEM-1.
 @pytest.mark.parametrize("codecs,residual", [(["int8"], 0), (["int8:ef"], 8_000_000)])
 def test_feedback_adds_one_copy_and_steps_add_none(pool, codecs, residual):
     for growth, held in pool.run(2, added, codecs):

@@ -13,6 +13,65 @@ def python(code: str, **environment) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
 
 
+SHIM = """
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+/* Stands before any CUDA library: each call leaves its name in the file COUNT. */
+static int called(const char* name) {
+  const int file = open(getenv("COUNT"), O_WRONLY | O_APPEND | O_CREAT, 0600);
+  if (dprintf(file, "%s\\n", name) < 0) abort();
+  close(file);
+  return 100; /* no device */
+}
+#define SHIM(name) int name() { return called(#name); }
+SHIM(cuInit) SHIM(cuDeviceGetCount) SHIM(cuDeviceGet) SHIM(cuCtxCreate_v2) SHIM(cuDevicePrimaryCtxRetain)
+SHIM(cuGetProcAddress_v2)
+SHIM(cudaGetDeviceCount) SHIM(cudaGetDevice) SHIM(cudaSetDevice) SHIM(cudaMalloc) SHIM(cudaFree) SHIM(cudaStreamCreate)
+SHIM(cudaGetDeviceProperties_v2) SHIM(cudaDeviceGetAttribute) SHIM(cudaRuntimeGetVersion) SHIM(cudaDriverGetVersion)
+"""
+
+EVERYTHING = """
+import os, torch, gradgate, gradgate.torch
+from gradgate._session import between
+assert between(2, "on", ["int8"]) == ["int8@all_gather"]  # the native library is loaded and encodes
+assert not torch.cuda.is_initialized()
+open_files = open("/proc/self/maps").read()
+assert not any(name in open_files for name in ("libcuda.so", "libcudart", "libnccl", "libgradgate_cuda")), open_files
+"""
+
+
+# BLD-2.
+def test_importing_calls_no_cuda_function(tmp_path):
+    source, shim, count = tmp_path / "shim.c", tmp_path / "shim.so", tmp_path / "count"
+    source.write_text(SHIM)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", shim, source], check=True)
+    environment = {"LD_PRELOAD": str(shim), "COUNT": str(count)}
+    done = python(EVERYTHING, **environment)
+    assert done.returncode == 0 and not count.exists(), done.stderr + (count.read_text() if count.exists() else "")
+    done = python("import ctypes; ctypes.CDLL(None).cudaGetDeviceCount(None)", **environment)
+    assert done.returncode == 0 and count.read_text() == "cudaGetDeviceCount\n"  # the shim counts
+
+
+# BLD-2: launchers fork after importing; the child may use the library, and the device where there is one.
+def test_a_child_forked_after_the_import_works():
+    code = (
+        EVERYTHING
+        + """
+child = os.fork()
+if child == 0:
+    assert between(2, "on", ["bf16"]) == ["bf16@all_gather"]
+    if torch.cuda.is_available():
+        assert torch.ones(2, device="cuda").sum().item() == 2
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+    )
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+
+
 def test_importing_is_quiet():
     code = """
 import random, sys, threading
@@ -30,6 +89,7 @@ assert threading.active_count() == 1
     assert done.returncode == 0 and done.stderr == "", done.stderr
 
 
+# BLD-6, with the next but one.
 def test_a_library_of_another_version_is_named_with_both_versions(tmp_path):
     source = tmp_path / "other.c"
     lines = (ROOT / "integration/python/gradgate/_native.py").read_text().split("\n")
@@ -56,6 +116,7 @@ def test_an_old_torch_is_named():
     assert "2.1" in last and "1.13.1" in last
 
 
+# BLD-1.
 def test_the_library_needs_no_driver_and_finds_everything():
     listed = subprocess.run(["ldd", os.environ["GRADGATE_LIBRARY"]], capture_output=True, text=True, check=True).stdout
     assert "not found" not in listed and "cuda" not in listed and "nccl" not in listed and "torch" not in listed

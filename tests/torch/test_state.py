@@ -46,6 +46,7 @@ def second_part(options, steps, checkpoints, ddp_options):
     return weights(ddp), state.steps
 
 
+# EF-5.
 @pytest.mark.parametrize(
     "steps,ddp_options",
     [
@@ -84,9 +85,11 @@ def refusal(checkpoints, change):
     return str(caught.value)
 
 
+# EF-7; and EF-5: the state of another rank.
 @pytest.mark.parametrize(
     "size,change,words",
     [
+        (1, "ranks", "world_size 2, this process has 1"),
         (3, "ranks", "world_size 2, this process has 3"),
         (2, "name", "parameter '0.weight' is in the module only"),
         (2, "version", "version 99"),
@@ -143,10 +146,10 @@ def test_pickling_keeps_the_state_and_attaches_again(pool):
     assert pool.run(2, pickled) == [4, 4]
 
 
-def start_late(start_step):
-    plain = wrap(deep())
+def start_late(start_step, options):
+    plain = wrap(deep(), **options)
     expected = train(plain, start_step)
-    ddp = wrap(deep())
+    ddp = wrap(deep(), **options)
     state = gate(ddp, start_step=start_step, **OPTIONS)
     assert equal(sum(expected, []), sum(train(ddp, start_step), []))
     assert state.stats()["gradgate/compressed/buckets"] == 0
@@ -154,6 +157,8 @@ def start_late(start_step):
     assert state.steps == start_step + 4 and state.stats()["gradgate/compressed/buckets"] > 0
 
 
+# DDP-4.
+@pytest.mark.parametrize("options", [{}, {"static_graph": True}])
 @pytest.mark.parametrize("start_step", [0, 1, 2, 3])
-def test_compression_may_start_late(pool, start_step):
-    pool.run(2, start_late, start_step)
+def test_compression_may_start_late(pool, start_step, options):
+    pool.run(2, start_late, start_step, options)

@@ -236,6 +236,7 @@ class GateState:
         if core.failure is not None:
             raise core.failure
         outcome: torch.futures.Future = torch.futures.Future()
+        result = outcome.then(result_of)  # before the issuer wakes up and wants the interpreter too
         arrival = Arrival(
             key=self._describe(bucket, buffer),
             buffer=buffer,
@@ -246,7 +247,7 @@ class GateState:
             finish=outcome.set_result,
         )
         self._issuer.submit(lambda: core.arrive(arrival))
-        return outcome.then(result_of)
+        return result
 
     # --- between steps
 
