@@ -1,6 +1,9 @@
 """gated(): other people's hooks against dense. What is faster is decided by a link that the test controls."""
 
+import io
+import threading
 import time
+import warnings
 
 import pytest
 import torch
@@ -9,6 +12,7 @@ from torch import nn
 
 import gradgate
 import gradgate.torch as gg
+from gradgate._session import HookGate
 from models import deep, train, weights, wrap
 
 MANY_STEPS = 2 + 10 + 64 + 20  # ungated, start-up, at most two rounds of windows, a piece of hold
@@ -141,6 +145,130 @@ def shipped():
 
 def test_the_hooks_that_torch_ships(pool):
     pool.run(2, shipped)
+
+
+def forced(state, plan):
+    """Lets a gated hook do what the test says."""
+    state._core.gate.plan = lambda: plan
+    state._core.gate.end_step = lambda now_s: None
+
+
+def sums(ddp, step):
+    """One step of integers; the sum over ranks of the gradients given, and of what came out."""
+    generator = torch.Generator().manual_seed(step * 10 + dist.get_rank())
+    ddp.zero_grad(set_to_none=True)
+    loss, given = 0, []
+    for parameter in ddp.module.parameters():
+        x = torch.randint(-8, 9, parameter.shape, generator=generator).float()
+        loss = loss + (parameter * x).sum()
+        given.append(x.reshape(-1))
+    ddp(loss).backward()
+    total = torch.cat(given)
+    dist.all_reduce(total)
+    return total, torch.cat([p.grad.reshape(-1) for p in ddp.module.parameters()]) * dist.get_world_size()
+
+
+class Several(nn.Module):
+    """Four matrices, in several buckets; the forward pass gives the loss through."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ParameterList(nn.Parameter(torch.zeros(32, 32)) for _ in range(4))
+
+    def forward(self, loss):
+        return loss
+
+
+def gated_power_sgd(bucket_mb):
+    ddp = wrap(Several(), bucket_mb)
+    state, hook = gg.gated_power_sgd(ddp, say=None)
+    ddp.register_comm_hook(state, hook)
+    forced(state, HookGate.HOOK)
+    return ddp, state
+
+
+def left_by(state):
+    left = sum(value.sum(dtype=torch.float64).item() for value in state.inner.error_dict.values())
+    everywhere = torch.tensor([left], dtype=torch.float64)
+    dist.all_reduce(everywhere)
+    return everywhere.item()
+
+
+def saved_hook(steps, bucket_mb):
+    ddp, state = gated_power_sgd(bucket_mb)
+    given, sent = (sum(column).sum().item() for column in zip(*(sums(ddp, step) for step in range(steps))))
+    buffer = io.BytesIO()
+    torch.save(state.state_dict(), buffer)
+    return buffer.getvalue(), given, sent, left_by(state), sorted(state.inner.error_dict)
+
+
+def resumed_hook(files, first, bucket_mb):
+    ddp, state = gated_power_sgd(bucket_mb)
+    loaded = torch.load(io.BytesIO(files[dist.get_rank()]), weights_only=True)
+    state.load_state_dict(loaded)
+    again = state.state_dict()  # before the first step it is what was loaded
+    assert again["steps"] == loaded["steps"] and again["layout"] == loaded["layout"]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        rows = [sums(ddp, first + step) for step in range(6)]
+    assert all(torch.equal(a, b) for a, b in rows[:2])  # dense, the hook's residual waits
+    given, sent = (sum(column).sum().item() for column in zip(*rows))
+    texts = [str(w.message) for w in caught if "gradgate" in str(w.message)]
+    return given, sent, left_by(state), texts, isinstance(state.inner.process_group, dist.ProcessGroup)
+
+
+# Of random state PowerSGD keeps the seed, so only the sums are compared: nothing of its error is lost on the way.
+def test_a_gated_hooks_state_goes_on_where_it_was_saved(pool):
+    saved = pool.run(2, saved_hook, 8, 0.003)
+    resumed = pool.run(2, resumed_hook, [row[0] for row in saved], 8, 0.003)
+    for (_, given, sent, left, buckets), (more, sent_then, left_then, texts, has_group) in zip(saved, resumed):
+        assert len(buckets) >= 3 and abs(left) > 1
+        assert abs(sent + left - given) < 0.05
+        assert abs(sent + sent_then + left_then - given - more) < 0.1
+        assert texts == [] and has_group
+
+
+def test_a_gated_hooks_state_of_other_buckets_is_said_and_not_used(pool):
+    saved = pool.run(2, saved_hook, 8, 0.003)
+    for given, sent, left, texts, _ in pool.run(2, resumed_hook, [row[0] for row in saved], 8, 25):
+        assert len(texts) == 1 and "other buckets" in texts[0], texts
+        assert abs(sent + left - given) < 0.1  # of its own steps alone
+
+
+class Unpicklable:
+    def __init__(self):
+        self.lock = threading.Lock()
+
+
+def refusals(files):
+    ddp = wrap(Several(), 0.003)
+    state, _ = gg.gated(ddp, Unpicklable(), slow(0), name="locked", say=None)
+    with pytest.raises(gradgate.Error, match="'locked', a Unpicklable, cannot be pickled.*__getstate__"):
+        state.state_dict()
+    stateless, hook = gg.gated_fp16(wrap(Several(), 0.003), say=None)
+    assert stateless.state_dict()["inner"] is None
+    texts = []
+    loaded = torch.load(io.BytesIO(files[dist.get_rank()]), weights_only=True)
+    wrongs = {"version": 9, "hook": "other", "world_size": 4, "rank": 7, "inner": loaded["inner"][:9]}
+    for field, value in wrongs.items():
+        ddp, power = gated_power_sgd(0.003)
+        # Rank 1 alone has the wrong one: both refuse.
+        wrong = {**loaded, field: value} if dist.get_rank() == 1 else loaded
+        with pytest.raises(gradgate.Error) as caught:
+            power.load_state_dict(wrong)
+        assert power.state_dict()["steps"] == 0 and not power.inner.error_dict
+        texts.append(str(caught.value))
+    sums(ddp, 0)
+    with pytest.raises(gradgate.Error, match="before the first"):
+        power.load_state_dict(loaded)
+    return texts
+
+
+def test_states_of_a_gated_hook_that_cannot_be_used_are_refused_by_all(pool):
+    files = [row[0] for row in pool.run(2, saved_hook, 3, 0.003)]
+    here, there = pool.run(2, refusals, files)
+    for mine, other, word in zip(here, there, ("version 9", "'other'", "world_size 4", "rank 7", "cannot be read")):
+        assert word in mine and "rank 1" in mine and word in other, (mine, other)
 
 
 def fails():

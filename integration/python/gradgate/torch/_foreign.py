@@ -1,6 +1,8 @@
 """gated(): a gate around any other communication hook. No postponed annotations in this file: DDP compares them with
 the classes themselves."""
 
+import pickle
+import warnings
 import weakref
 from collections.abc import Callable
 
@@ -13,6 +15,7 @@ from .._native import Error
 from .._session import HookGate
 from ._group import Communicator, sibling_group
 from ._issuer import Issuer
+from ._state import canonical_name
 from ._support import LogTarget, close_issuer, log_function, print_line, result_of, timeout_of
 
 # Steps that a hook runs ungated before its first window: DDP rebuilds its buckets in them.
@@ -33,6 +36,34 @@ def _known(state, hook) -> tuple[Callable | None, int]:
     return None, WARM_UP_STEPS
 
 
+def _pickled(inner, name: str) -> torch.Tensor | None:
+    """A hook's own state as bytes; None for the hooks whose state is none, or a process group."""
+    if inner is None or isinstance(inner, dist.ProcessGroup):
+        return None
+    try:
+        return torch.frombuffer(bytearray(pickle.dumps(inner)), dtype=torch.uint8)
+    except Exception as error:
+        text = f"gradgate: the state of hook {name!r}, a {type(inner).__name__}, cannot be pickled: {error}"
+        raise Error(2, f"{text}; save it on your own, or give its class __getstate__") from error
+
+
+def _attributes(inner) -> dict:
+    names = [name for kind in type(inner).__mro__ for name in getattr(kind, "__slots__", ())]
+    found = {name: getattr(inner, name) for name in names if hasattr(inner, name)}
+    return {**found, **getattr(inner, "__dict__", {})}
+
+
+def _take_over(inner, saved):
+    """A hook's state with the values of a saved one: the same object where it has attributes; its process groups stay
+    those of this process."""
+    if type(inner) is not type(saved) or not _attributes(inner):
+        return saved
+    for name, value in _attributes(saved).items():
+        if not isinstance(getattr(inner, name, None), dist.ProcessGroup):
+            setattr(inner, name, value)
+    return inner
+
+
 class _Core:
     """What runs on the issuer's thread."""
 
@@ -44,6 +75,15 @@ class _Core:
             self.communicator.close()
             raise
         self.failure: Error | None = None
+        self.group = group
+
+    def refuse(self, refusal: str) -> None:
+        """Collective. Raises on every rank when one has a reason to."""
+        refusals = [""] * self.communicator.size
+        dist.all_gather_object(refusals, refusal, group=self.group)
+        for rank, text in enumerate(refusals):
+            if text:
+                raise Error(6, refusal or f"gradgate: rank {rank} cannot load its state: {text}")
 
     def close(self) -> None:
         self.gate.close()
@@ -62,7 +102,14 @@ class HookGateState:
 
     def __init__(self, ddp, inner, hook, flush, name, start_step, log, say, timeout_s):
         known_flush, first = _known(inner, hook)
-        self.inner, self._hook = inner, hook
+        self.inner, self._hook, self._name = inner, hook, name
+        self._names = {
+            id(parameter): canonical_name(text) for text, parameter in ddp.named_parameters(remove_duplicate=False)
+        }
+        self._layout: list[tuple[str, ...]] = []  # of the last whole step: names by bucket
+        self._arriving: list[tuple[str, ...]] = []
+        self._unsettled = 0  # steps of a loaded state until DDP shows its final buckets
+        self._waiting = None  # the hook's own state until then
         self._flush = flush if flush is not None else known_flush
         self._warm_up = first if start_step is None else int(start_step)
         self._group = ddp.process_group
@@ -103,8 +150,76 @@ class HookGateState:
         """startup, verify, hold, … (docs/gate.md)."""
         return self._issuer.call(self._core.gate.phase)
 
+    def state_dict(self) -> dict:
+        """This rank's state between steps: the hook's own, pickled, and the number of steps. Save one per rank. What
+        the gate has found out is not part of it."""
+        inner = self._waiting[0] if self._waiting is not None else self.inner
+        return {
+            "version": 1,
+            "hook": self._name,
+            "rank": dist.get_rank(self._group),
+            "world_size": self._size,
+            "steps": self._steps,
+            "layout": self._waiting[1] if self._waiting is not None else [list(names) for names in self._layout],
+            "inner": self._issuer.call(_pickled, inner, self._name),
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        """Collective, before the first step. Takes a state of the same hook, rank and number of ranks; anything else
+        raises Error on every rank and changes nothing. It is unpickled: load only what you have saved.
+
+        A fresh process shows DDP's first buckets for 2 steps, which are dense and leave the hook alone; its state then
+        takes effect if the buckets are those it was saved with. Otherwise it starts anew, with a warning.
+        """
+        refusal, inner = self._refusal(state), None
+        if not refusal and state["inner"] is not None:
+            try:
+                inner = pickle.loads(state["inner"].numpy().tobytes())
+            except Exception as error:
+                refusal = f"gradgate: the state of hook {self._name!r} cannot be read: {type(error).__name__}: {error}"
+        self._issuer.call(self._core.refuse, refusal)
+        self._steps = state["steps"]
+        self._unsettled = WARM_UP_STEPS
+        self._waiting = (inner, [list(names) for names in state["layout"]]) if inner is not None else None
+
+    def _refusal(self, state: dict) -> str:
+        if state.get("version") != 1:
+            return f"gradgate: state version {state.get('version')!r}, accepted: 1"
+        mine = {"hook": self._name, "world_size": self._size, "rank": dist.get_rank(self._group)}
+        for field, value in mine.items():
+            if state[field] != value:
+                return f"gradgate: the state is of {field} {state[field]!r}, this process has {value!r}"
+        if self._arriving or self._layout:
+            return "gradgate: load_state_dict() after a step, accepted: before the first"
+        return ""
+
+    def _settle(self, bucket: dist.GradBucket) -> None:
+        """Keeps book of DDP's buckets; at the end of the steps in which they may still change, a loaded state of the
+        hook takes effect."""
+        names = tuple(self._names.get(id(parameter), "") for parameter in bucket.parameters())
+        self._arriving = [names] if bucket.index() == 0 else [*self._arriving, names]
+        if not bucket.is_last():
+            return
+        self._layout = self._arriving
+        if self._unsettled > 0:
+            self._unsettled -= 1
+
+    def _install(self) -> None:
+        """The first bucket of the first settled step: DDP's buckets are final."""
+        (saved, layout), self._waiting = self._waiting, None
+        if layout == [list(names) for names in self._layout]:
+            self.inner = self._issuer.call(_take_over, self.inner, saved)
+            return
+        text = f"gradgate: the state of hook {self._name!r} is of other buckets; the hook starts anew without it"
+        warnings.warn(text, stacklevel=2)
+
     def _begin_step(self) -> None:
         # Waits for the agreement that the last step may have asked for.
+        if self._unsettled > 0:
+            self._action = HookGate.PROBE
+            return
+        if self._waiting is not None:
+            self._install()
         if self._steps < self._warm_up:
             self._action = HookGate.HOOK
             return
@@ -129,9 +244,10 @@ class HookGateState:
         if bucket.index() == 0:
             self._begin_step()
         last = bucket.is_last()
+        counted = self._unsettled == 0 and self._steps + last > self._warm_up
+        self._settle(bucket)
         if last:
             self._steps += 1
-        counted = self._steps > self._warm_up
         run = self._dense if self._action != HookGate.HOOK else self._run_hook
         outcome: torch.futures.Future = torch.futures.Future()
         core = self._core
