@@ -210,7 +210,14 @@ PlanState initial_state(const GateShape& shape) {
       bucket.decision.why = open ? Why::mode_on : Why::no_candidate;
     }
   }
-  if (c.ranks <= 1 || c.mode == Mode::off || c.mode == Mode::on || !any_offered) return s;
+  if (c.ranks <= 1 || c.mode == Mode::off || !any_offered) return s;
+  if (c.mode == Mode::on) {
+    // Nothing is measured or compared; the ranks meet for the guard and for exchanges that failed.
+    for (const BucketState& bucket : s.buckets) {
+      if (bucket.running != 0) s.next_agreement = c.agree_every;
+    }
+    return s;
+  }
   s.phase = c.mode == Mode::observe ? Phase::observe : Phase::startup;
   s.phase_end = c.mode == Mode::observe ? c.observe_after : shape.measure_steps();
   s.next_agreement = s.phase_end;

@@ -31,7 +31,9 @@ class Planner {
   void run() {
     begin();
     const bool demoted = guard();
-    if (agreed_.failed > 0) {
+    if (state_.phase == Phase::fixed) {
+      on_fixed();
+    } else if (agreed_.failed > 0) {
       on_failure();
     } else if (demoted) {
       on_demoted();
@@ -50,7 +52,7 @@ class Planner {
         case Phase::observe:
           on_observe();
           break;
-        case Phase::fixed:
+        case Phase::fixed:  // above
           break;
       }
     }
@@ -115,15 +117,19 @@ class Planner {
     }
   }
 
-  void on_failure() {
+  void close_failed() {
     const auto code = static_cast<uint64_t>(agreed_.failed);
     const size_t bucket = code / 16;
     const auto candidate = static_cast<uint8_t>(code % 16);
     next_.events |= kEventFailure;
-    for (BucketState& b : next_.buckets) b.plan = b.running;
     if (bucket < next_.buckets.size() && candidate >= 1 && candidate <= shape_.candidate_count()) {
       close(bucket, candidate, Why::codec_failed);
     }
+  }
+
+  void on_failure() {
+    for (BucketState& b : next_.buckets) b.plan = b.running;
+    close_failed();
     next_.hold_steps = config_.hold_first;
     enter_hold();
   }
@@ -163,6 +169,24 @@ class Planner {
     if (!agreed_.dense_transfer.empty()) return predict_then_verify_or_hold(config_.hold_first);
     if (alternatives()) return enter_measure();
     enter_hold();
+  }
+
+  // Mode on: a codec that failed or lost too much gives way to the next more faithful of those that are listed.
+  void on_fixed() {
+    if (agreed_.failed > 0) close_failed();
+    for (size_t i = 0; i < next_.buckets.size(); ++i) {
+      BucketState& b = next_.buckets[i];
+      if (!b.closed_now || b.running != 0) continue;
+      for (size_t c = 1; c <= shape_.candidate_count(); ++c) {
+        const int fidelity = shape_.candidates[c - 1].fidelity;
+        const bool more_faithful = fidelity < shape_.candidates[b.closed_candidate - 1u].fidelity;
+        const bool nearest = b.running == 0 || fidelity > shape_.candidates[b.running - 1u].fidelity;
+        if (selectable(i, static_cast<int>(c)) && more_faithful && nearest) b.running = static_cast<uint8_t>(c);
+      }
+      b.decision.chosen = b.running;
+      if (b.running != 0) b.decision.considered = b.running, b.decision.why = Why::mode_on;
+    }
+    next_.next_agreement = open(next_) ? step_ + config_.agree_every : kNever;
   }
 
   void on_measured() {

@@ -55,7 +55,7 @@ ReportLayout report_layout(const GateShape& shape, const PlanState& state) noexc
   const uint64_t from = state.phase == Phase::verify ? state.phase_start : state.last_agreement;
   if (state.next_agreement == kNever) return layout;
   layout.steps = std::min<size_t>(state.next_agreement - from, shape.step_capacity());
-  layout.full = state.phase != Phase::hold;
+  layout.full = state.phase != Phase::hold && state.phase != Phase::fixed;
   layout.buckets = shape.buckets.size();
   layout.candidates = shape.candidate_count();
   layout.window = shape.config.window;

@@ -91,6 +91,9 @@ Status SessionImpl::build_layout(std::span<const BucketLayout> layout) {
       // shadow call is needed.
       bucket.has_residual = bucket.has_residual || (candidate.codec.feedback && options_.mode != Mode::observe);
       work = std::max(work, exchange_workspace_bytes(shape_of(bucket, candidate)));
+      // The guard looks through a residual, and gives a codec that has none this one.
+      if (options_.mode == Mode::on && !candidate.codec.feedback)
+        shadow = std::max(shadow, bucket.count * sizeof(float));
       if (measures && c > 0) shadow = std::max(shadow, exchange_shadow_bytes(shape_of(bucket, candidate)));
     }
     if (bucket.has_residual) {

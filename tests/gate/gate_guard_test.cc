@@ -104,6 +104,43 @@ TEST(GuardLife, RanksWithDifferentResultsCloseTheCodec) {
   EXPECT_GE(sim.lines("close", "guard_replicas").size(), 1u);
 }
 
+TEST(GuardLife, InModeOnACodecGivesWayToTheNextMoreFaithfulOneThatIsListed) {
+  World w = three_codecs();
+  std::swap(w.codecs[0], w.codecs[2]);  // int4:noef, int8, bf16: the first one runs
+  GateConfig on;
+  on.mode = Mode::on;
+  Guarded sim(w, on);
+  sim.run_guarded(31);
+  EXPECT_TRUE(sim.guarded.empty());
+  sim.run_guarded(69);
+  EXPECT_EQ(sim.guarded, (std::vector<int>{1, 2, 2}));
+  EXPECT_EQ(sim.gates[0].running(0), 2);  // int8
+  EXPECT_EQ(sim.gates[0].totals().demotions, 1u);
+  EXPECT_EQ(sim.lines("close", "\"why\":\"guard_error\"").size(), 1u);
+  EXPECT_EQ(sim.count(0, Action::compress), 100);
+  EXPECT_STREQ(sim.gates[0].phase_name(), "fixed");
+  sim.from_fidelity = 0;
+  sim.run_guarded(100);
+  EXPECT_EQ(sim.gates[0].running(0), 0);  // int8, bf16, then dense, and nothing more to agree on
+  EXPECT_EQ(sim.count(0, Action::flush), 1);
+  const int agreements = sim.agreements;
+  sim.run_guarded(100);
+  EXPECT_EQ(sim.agreements, agreements);
+  for (const auto& log : sim.logs) EXPECT_EQ(log, sim.logs[0]);
+}
+
+TEST(GuardLife, InModeOnACodecThatFailsIsClosedAndNoLossierOneTakesItsPlace) {
+  World w = three_codecs();
+  w.codecs = {w.codecs[1], w.codecs[2]};  // int8, int4:noef
+  w.codecs[0].fails = true;
+  GateConfig on;
+  on.mode = Mode::on;
+  Simulation sim(w, on);
+  sim.run(100);
+  EXPECT_EQ(sim.gates[0].running(0), 0);
+  EXPECT_EQ(sim.lines("close", "\"why\":\"codec_failed\"").size(), 1u);
+}
+
 // --- the exposed objective
 
 CandidateCost cost(double total_s, int fidelity) { return {0, total_s, 0, 10, fidelity, false}; }

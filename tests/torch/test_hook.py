@@ -258,6 +258,21 @@ def test_dtypes_and_lengths_that_change_under_a_bucket_index(pool, sparse):
     pool.run(2, mixed, sparse)
 
 
+def guarded():
+    ddp = wrap(Linear(5000))
+    state = gate(ddp, mode="on", codecs=["int4:noef", "int8"], error_budget=0.05)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    for _ in range(70):
+        backward(ddp, torch.randn(5000, generator=generator))
+    return state.stats()["gradgate/demotions"], state.stats()["gradgate/compression_error"], state.explain()[0]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_guard_acts_in_mode_on(pool, size):
+    for demotions, error, line in pool.run(size, guarded):
+        assert demotions == 1 and 0 < error < 0.05 and "int8" in line, line
+
+
 def two_modules():
     torch.manual_seed(0)
     first, second = wrap(deep()), wrap(deep(layers=3))

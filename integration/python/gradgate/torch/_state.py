@@ -32,7 +32,7 @@ class GateState:
 
     ddp: the DistributedDataParallel module (names, devices, process group). It is not kept alive by the state.
     codecs: candidates, e.g. ``["bf16", "int8"]``; anything lossier than int8 takes part only when listed. In mode
-        ``on`` the first is used.
+        ``on`` the first is used, and the others are what the guard falls back to.
     mode: ``auto``, ``on``, ``off`` or ``observe`` (docs/gate.md).
     scaler: the ``GradScaler`` of the training, if any; its scale is read at every step.
     start_step: synchronised steps at the beginning that are dense and not looked at.
