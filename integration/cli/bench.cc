@@ -8,7 +8,7 @@
 namespace gradgate::cli {
 namespace {
 
-constexpr const char* kFloorCodecs = "int8,fp8,int4,onebit,chunk-topk:8/1024";  // the codecs that have goals
+constexpr const char* kFloorCodecs = "int8,fp8,int4,onebit,chunk-topk:8/1024,topk:0.01";  // the codecs that have goals
 
 struct Arguments {
   BenchSetup setup;
@@ -21,10 +21,12 @@ struct Arguments {
 int run(const Arguments& arguments, const Context& context, const OptionSet& options) {
   BenchSetup setup = arguments.setup;
   if (arguments.floors && setup.dtype != DType::f32) throw UsageError("--floors: its goals are for float gradients (-d float)");
+  if (setup.peers && setup.dtype != DType::f32) throw UsageError("--peers: they take float gradients (-d float)");
   CodecList codecs = arguments.codecs ? *arguments.codecs : parse_codecs("codec", arguments.floors ? kFloorCodecs : "all");
   codecs.restrict_to(setup.dtype);
   setup.codecs = codecs.codecs;
   setup.exchange = !arguments.floors;
+  setup.floors = arguments.floors;
   const size_t elements = arguments.floors ? size_t{64} << 20 : size_t{16} << 20;
   setup.count = arguments.bytes ? *arguments.bytes / dtype_bytes(setup.dtype) : elements;
 
@@ -45,7 +47,8 @@ void add_bench(CLI::App& program, Context& context) {
                                      "\nExamples:\n"
                                      "  gradgate bench                     all codecs on 16 Mi elements\n"
                                      "  gradgate bench int8 chunk-topk:8/1024:bf16 -b 25MiB --threads 2\n"
-                                     "  gradgate bench --floors            time over the memory floors, and the goals");
+                                     "  gradgate bench --floors            time over the memory floors, and the goals\n"
+                                     "  gradgate bench topk:0.01 --peers   beside std::nth_element, torch.topk and torch's casts");
   auto arguments = std::make_shared<Arguments>();
   OptionSet& options = *command.options;
   const auto count_into = [](auto* value, uint64_t low, uint64_t high) {
@@ -69,6 +72,9 @@ void add_bench(CLI::App& program, Context& context) {
   options.add("--threads", "1", "N", "threads of the codec, pinned; thread ranks use 1", count_into(&arguments->setup.threads, 1, 1024));
   options.add("--ranks", "4", "N", "ranks of the exchange that the break-even bandwidth is for", count_into(&arguments->setup.ranks, 1, 1024));
   options.flag("--floors", "print time over the read and axpy floors of the same run, beside the goals", &arguments->floors);
+  options.flag("--peers", "also time std::nth_element, and torch.topk and its casts where there is torch", &arguments->setup.peers);
+  options.add("--python", "python3", "PATH", "Python with torch, for --peers",
+              [arguments](const std::string&, const std::string& text) { arguments->setup.python = text; });
   arguments->output.add_to(options);
   command.run = [arguments, &context, &options] { return run(*arguments, context, options); };
 }

@@ -70,23 +70,65 @@ std::string verdict(const BenchResult& result) {
   return comment("Out of bounds values : " + std::to_string(wrong) + (wrong == 0 ? " OK" : " FAILED"));
 }
 
-struct Goal {
-  const char* what;
-  double at_most;
-  const char* floor;
+// A kernel against what it is measured by, with what this version promises of it: time over a floor of the same run, at most; or how many times as fast as
+// something else, at least.
+struct Row {
+  std::string kernel;
+  const std::vector<double>* seconds;
+  double measured;
+  const char* against;
+  double goal = kUndefined;
+  bool at_least = false;
+
+  bool met() const { return at_least ? measured >= goal : measured <= goal; }
 };
-// What this version promises of each codec, as time over a floor of the same run.
-std::vector<std::pair<Goal, double>> goals(const BenchResult& result, const CodecTimes& times) {
-  const double encode = median_ratio(times.encode_s, result.read_s), decode = median_ratio(times.decode_s, result.read_s);
-  const double feedback = times.encode_feedback_s.empty() ? kUndefined : median_ratio(times.encode_feedback_s, result.axpy_s);
-  switch (times.codec.spec.id) {
-    case CodecId::int8: return {{{"encode", 1.5, "read"}, encode}, {{"decode", 1.2, "read"}, decode}, {{"encode+ef", 1.5, "axpy"}, feedback}};
+
+struct Goals {
+  double encode = kUndefined, decode = kUndefined, feedback = kUndefined;
+};
+Goals goals_of(CodecId id) {
+  switch (id) {
+    case CodecId::int8: return {1.5, 1.2, 1.5};
     case CodecId::fp8:
     case CodecId::int4:
-    case CodecId::onebit: return {{{"encode", 1.6, "read"}, encode}, {{"decode", kUndefined, "read"}, decode}, {{"encode+ef", kUndefined, "axpy"}, feedback}};
-    case CodecId::chunk_topk: return {{{"encode", 2.0, "read"}, encode}, {{"decode", kUndefined, "read"}, decode}, {{"encode+ef", kUndefined, "axpy"}, feedback}};
-    default: return {{{"encode", kUndefined, "read"}, encode}, {{"decode", kUndefined, "read"}, decode}, {{"encode+ef", kUndefined, "axpy"}, feedback}};
+    case CodecId::onebit: return {1.6, kUndefined, kUndefined};
+    case CodecId::chunk_topk: return {2.0, kUndefined, kUndefined};
+    case CodecId::topk: return {1.6, kUndefined, 1.4};
+    default: return {};
   }
+}
+
+std::vector<Row> rows(const BenchSetup& setup, const BenchResult& result, const CodecTimes& times) {
+  const Goals goals = goals_of(times.codec.spec.id);
+  std::vector<Row> list = {{"encode", &times.encode_s, median_ratio(times.encode_s, result.read_s), "read", goals.encode},
+                           {"decode", &times.decode_s, median_ratio(times.decode_s, result.read_s), "read", goals.decode},
+                           {"encode+ef", &times.encode_feedback_s, median_ratio(times.encode_feedback_s, result.axpy_s), "axpy", goals.feedback},
+                           {"first enc", &times.encode_first_s, median_ratio(times.encode_first_s, result.read_s), "read"},
+                           {"sum of " + std::to_string(kSummedPayloads), &times.sum_s, median_ratio(times.sum_s, result.read_s), "read", 1.5}};
+  // One thread's share of the memory's speed differs from machine to machine; two threads are promised, more are not.
+  list.push_back({"encode", &times.encode_s, median_ratio(times.encode_one_s, times.encode_s), "1 thread", setup.threads == 2 ? 1.6 : kUndefined, true});
+  for (const PeerTimes& peer : result.peers) {
+    CodecSpec plain = times.codec.spec;
+    plain.feedback = false;
+    if (plain == peer_topk()) {
+      if (peer.name.rfind("std::nth", 0) == 0) list.push_back({"encode", &times.encode_s, median_ratio(peer.encode_s, times.encode_s), "nth_element", setup.threads == 1 ? 25 : kUndefined, true});
+      if (peer.name.rfind("torch.topk", 0) == 0) list.push_back({"encode", &times.encode_s, median(peer.encode_s) / median(times.encode_s), "torch.topk", kUndefined, true});
+    }
+  }
+  std::erase_if(list, [](const Row& row) { return std::isnan(row.measured); });
+  return list;
+}
+
+// Rows of peers have no payload, and no exchange.
+std::string peer_rows(const BenchSetup& setup, const BenchResult& result, const Table& table) {
+  if (result.peers.empty()) return "";
+  std::string text = comment("peers on the same gradient, results compared: " + result.peers_note);
+  for (const PeerTimes& peer : result.peers) {
+    const auto over_read = [&](const std::vector<double>& seconds) { return cell(median(seconds) / median(result.read_s), 3); };
+    text += table.row({peer.name, "-", "-", cell(gb_per_s(setup, peer.encode_s), 3), over_read(peer.encode_s), "-", "-", cell(gb_per_s(setup, peer.decode_s), 3),
+                       over_read(peer.decode_s), "-", "-", "-", "-", "-", std::to_string(peer.wrong)});
+  }
+  return text;
 }
 
 }  // namespace
@@ -94,6 +136,7 @@ std::vector<std::pair<Goal, double>> goals(const BenchResult& result, const Code
 uint64_t wrong_values(const BenchResult& result) {
   uint64_t wrong = 0;
   for (const CodecTimes& times : result.codecs) wrong += times.wrong;
+  for (const PeerTimes& peer : result.peers) wrong += peer.wrong;
   return wrong;
 }
 
@@ -132,23 +175,28 @@ std::string bench_table(const BenchSetup& setup, const BenchResult& result) {
                        cell(median_ratio(times.decode_s, result.read_s), 3), format_number(times.error.max_error, 2), cell(times.error.relative_l2, 2),
                        cell(median(times.exchange.seconds) * 1e3, 3), link_cell(beta.dense), link_cell(beta.bf16), std::to_string(times.wrong)});
   }
-  return text + verdict(result);
+  return text + peer_rows(setup, result, table) + verdict(result);
 }
 
 std::string floors_table(const BenchSetup& setup, const BenchResult& result) {
-  const Table table({{"codec", "", 20, true}, {"kernel", "", 10, true}, {"time", "ms", 9}, {"speed", "GB/s", 7}, {"time / floor", "", 16}, {"goal", "", 8}, {"", "", 7}});
+  const Table table({{"codec", "", 20, true}, {"kernel", "", 10, true}, {"time", "ms", 9}, {"speed", "GB/s", 7}, {"time / floor, or speed", "", 24}, {"goal", "", 8}, {"", "", 7}});
   std::string text = comment("gradgate bench --floors: " + title(setup) + "\n" + floor_lines(setup, result) +
                              "\nratios are medians over rounds of time over the floor of the same round; a missed goal is printed, not an error") +
                      comment("") + table.header();
   for (const CodecTimes& times : result.codecs) {
-    for (const auto& [goal, measured] : goals(result, times)) {
-      const std::string kernel = goal.what;
-      const std::vector<double>& seconds = kernel == "encode" ? times.encode_s : (kernel == "decode" ? times.decode_s : times.encode_feedback_s);
-      if (std::isnan(measured)) continue;
-      const bool has_goal = !std::isnan(goal.at_most);
-      text += table.row({times.codec.text, kernel, format_number(median(seconds) * 1e3, 4), cell(gb_per_s(setup, seconds), 3),
-                         format_number(measured, 3) + " x " + goal.floor, has_goal ? "<= " + format_number(goal.at_most, 2) : "-",
-                         has_goal ? (measured <= goal.at_most ? "met" : "MISSED") : ""});
+    for (const Row& row : rows(setup, result, times)) {
+      const bool has_goal = !std::isnan(row.goal);
+      text += table.row({times.codec.text, row.kernel, format_number(median(*row.seconds) * 1e3, 4), cell(gb_per_s(setup, *row.seconds), 3),
+                         format_number(row.measured, 3) + (row.at_least ? " x speed of " : " x ") + row.against,
+                         has_goal ? (row.at_least ? ">= " : "<= ") + format_number(row.goal, 2) : "-", has_goal ? (row.met() ? "met" : "MISSED") : ""});
+    }
+  }
+  if (!result.peers.empty()) text += comment("peers on the same gradient, results compared: " + result.peers_note);
+  for (const PeerTimes& peer : result.peers) {
+    for (const auto& [kernel, seconds] : {std::pair{"encode", &peer.encode_s}, {"decode", &peer.decode_s}}) {
+      if (seconds->empty()) continue;
+      text += table.row({peer.name, kernel, format_number(median(*seconds) * 1e3, 4), cell(gb_per_s(setup, *seconds), 3),
+                         cell(median(*seconds) / median(result.read_s), 3) + " x read", "-", ""});
     }
   }
   return text + verdict(result);
@@ -172,6 +220,9 @@ Json bench_json(const BenchSetup& setup, const BenchResult& result) {
                                {"ratio", number(ratio(setup, times))},
                                {"encode_s", number(median(times.encode_s))},
                                {"encode_gb_s", number(gb_per_s(setup, times.encode_s))},
+                               {"encode_first_s", number(median(times.encode_first_s))},
+                               {"encode_one_thread_s", number(median(times.encode_one_s))},
+                               {"sum_of_8_s", number(median(times.sum_s))},
                                {"encode_over_read", number(median_ratio(times.encode_s, result.read_s))},
                                {"encode_spread", number(relative_spread(times.encode_s))},
                                {"encode_feedback_s", number(median(times.encode_feedback_s))},
@@ -188,9 +239,26 @@ Json bench_json(const BenchSetup& setup, const BenchResult& result) {
                                {"break_even_dense_bytes_per_s", link_json(beta.dense)},
                                {"break_even_bf16_bytes_per_s", link_json(beta.bf16)},
                                {"wrong", times.wrong}});
-    for (const auto& [goal, measured] : goals(result, times)) {
-      if (std::isnan(goal.at_most) || std::isnan(measured)) continue;
-      json["goals"].push_back({{"codec", times.codec.text}, {"kernel", goal.what}, {"floor", goal.floor}, {"at_most", goal.at_most}, {"measured", number(measured)}, {"met", measured <= goal.at_most}});
+    for (const Row& row : rows(setup, result, times)) {
+      if (std::isnan(row.goal)) continue;
+      json["goals"].push_back({{"codec", times.codec.text},
+                               {"kernel", row.kernel},
+                               {row.at_least ? "against" : "floor", row.against},
+                               {row.at_least ? "at_least" : "at_most", row.goal},
+                               {"measured", number(row.measured)},
+                               {"met", row.met()}});
+    }
+  }
+  if (setup.peers) {
+    json["peers_note"] = result.peers_note;
+    json["peers"] = Json::array();
+    for (const PeerTimes& peer : result.peers) {
+      json["peers"].push_back({{"name", peer.name},
+                               {"encode_s", number(median(peer.encode_s))},
+                               {"encode_over_read", number(median(peer.encode_s) / median(result.read_s))},
+                               {"decode_s", number(median(peer.decode_s))},
+                               {"decode_over_read", number(median(peer.decode_s) / median(result.read_s))},
+                               {"wrong", peer.wrong}});
     }
   }
   json["out_of_bounds"] = wrong_values(result);

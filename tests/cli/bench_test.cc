@@ -2,12 +2,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sys/stat.h>
+
+#include <bit>
 #include <cmath>
+#include <fstream>
 
 #include "gradgate/exchange.h"
 #include "integration/cli/bench_report.h"
 #include "integration/cli/statistics.h"
 #include "tests/cli/run_program.h"
+#include "tests/support/test_folder.h"
 
 namespace gradgate::cli {
 namespace {
@@ -15,6 +20,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using test::test_folder;
 
 TEST(Statistics, AreOrderStatistics) {
   EXPECT_EQ(median({3, 1, 2}), 2);
@@ -53,8 +59,72 @@ TEST(Bench, FloorsListTheGoals) {
   EXPECT_EQ(finished.code, 0) << "a missed goal is not an error: " << finished.err;
   for (const char* goal : {"<= 2.0", "<= 1.2", "<= 1.5", "<= 1.6", "x read", "x axpy", "chunk-topk:8/1024", "int8"}) EXPECT_THAT(finished.out, HasSubstr(goal));
   const nlohmann::json json = strict_json(run_program("bench --floors -b 4M -n 1 --json").out);
-  ASSERT_EQ(json["goals"].size(), 7u);
+  ASSERT_EQ(json["goals"].size(), 10u) << "three of int8, one each of fp8, int4, onebit and chunk-topk, three of topk";
   for (const nlohmann::json& goal : json["goals"]) EXPECT_EQ(goal["met"].get<bool>(), goal["measured"].get<double>() <= goal["at_most"].get<double>());
+  const nlohmann::json& topk = json["results"].back();
+  EXPECT_EQ(topk["codec"], "topk:0.01");
+  EXPECT_GT(topk["encode_first_s"].get<double>(), 0);
+  EXPECT_GT(topk["sum_of_8_s"].get<double>(), 0);
+  EXPECT_TRUE(topk["encode_one_thread_s"].is_null()) << "one thread has nothing to be compared with";
+  EXPECT_EQ(topk["wrong"], 0);
+}
+
+TEST(Bench, FloorsOfTwoThreadsAreComparedWithOne) {
+  const nlohmann::json json = strict_json(run_program("bench int8 --floors -b 4M -n 1 --threads 2 --json").out);
+  ASSERT_EQ(json["goals"].size(), 4u);
+  EXPECT_EQ(json["goals"][3]["against"], "1 thread");
+  EXPECT_EQ(json["goals"][3]["at_least"], 1.6);
+  EXPECT_GT(json["results"][0]["encode_one_thread_s"].get<double>(), 0);
+}
+
+// A Python without torch, and none at all, are one line; the peer of the standard library is always there and chooses the same.
+TEST(Bench, PeersAreVerifiedAndTorchMayBeMissing) {
+  for (const auto& [python, note] : {std::pair{"false", "false"}, {"/nonexistent/python", "torch not found: cannot run /nonexistent/python"}}) {
+    const Finished finished = run_program(std::string("bench topk:0.01 --peers -b 1M -n 2 --json --python ") + python);
+    if (std::string(python) == "false") {
+      EXPECT_EQ(finished.code, 1);
+      EXPECT_THAT(finished.err, HasSubstr("--peers: false ended with"));
+      continue;
+    }
+    ASSERT_EQ(finished.code, 0) << finished.err;
+    const nlohmann::json json = strict_json(finished.out);
+    EXPECT_EQ(json["peers_note"], note);
+    ASSERT_EQ(json["peers"].size(), 1u);
+    EXPECT_EQ(json["peers"][0]["name"], "std::nth_element 1 %");
+    EXPECT_GT(json["peers"][0]["encode_s"].get<double>(), 0);
+    EXPECT_TRUE(json["peers"][0]["decode_s"].is_null());
+    EXPECT_EQ(json["peers"][0]["wrong"], 0);
+  }
+  EXPECT_EQ(run_program("bench int8 --peers -d half -n 1 -b 1M").code, 2) << "peers take float gradients";
+  EXPECT_EQ(run_program("bench int8 --peers -n 1 -b 0 --python /nonexistent/python").code, 0);
+}
+
+// What the process says is parsed and compared: a stand-in for torch that chooses otherwise is found.
+TEST(Bench, TorchIsComparedBySums) {
+  std::vector<float> x(1000);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i) * (i % 2 == 0 ? 1.0f : -1.0f);
+  const PeerSums sums = expected_sums(x);
+  uint64_t greatest = 0;
+  for (size_t i = 990; i < 1000; ++i) greatest += std::bit_cast<uint32_t>(std::fabs(x[i]));
+  EXPECT_EQ(sums.topk, greatest);
+  const std::string path = test_folder() + "/python";
+  const auto stand_in = [&](uint64_t topk) {
+    std::ofstream(path) << "#!/bin/sh\nprintf '%s' '{\"version\": \"9\", \"threads\": 1, \"seconds\": {\"topk\": [1, 2], \"f16\": [1], \"f16_back\": [1], \"bf16\": [1], \"bf16_back\": [1]}, "
+                        << "\"topk_bits\": " << topk << ", \"f16_bits\": " << sums.f16 << ", \"bf16_bits\": " << sums.bf16 << "}'\n";
+    chmod(path.c_str(), 0700);
+    std::string note;
+    const std::vector<PeerTimes> peers = torch_peers(path, x, 2, 1, 0, sums, &note);
+    EXPECT_THAT(note, HasSubstr("torch 9, 1 thread"));
+    EXPECT_EQ(peers.size(), 3u);
+    EXPECT_EQ(peers[1].wrong + peers[2].wrong, 0u);
+    EXPECT_EQ(peers[0].encode_s, (std::vector<double>{1, 2}));
+    return peers[0].wrong;
+  };
+  EXPECT_EQ(stand_in(sums.topk), 0u);
+  EXPECT_EQ(stand_in(sums.topk + 1), 1u);
+  NthElementPeer nth(x);
+  nth.choose();
+  EXPECT_EQ(nth.sum(), sums.topk);
 }
 
 TEST(Bench, TinyAndEmptyGradientsGiveStrictJson) {
