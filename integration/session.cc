@@ -9,6 +9,7 @@
 #include <limits>
 #include <string>
 
+#include "gradgate/nccl.h"
 #include "gradgate/version.h"
 #include "integration/session_impl.h"
 
@@ -76,6 +77,10 @@ Status SessionImpl::start(Message* why) {
                 options_.link.alpha_s, options_.link.beta_bytes_per_s);
     return StatusCode::invalid_argument;
   }
+  if (comm_.on_device()) {
+    GRADGATE_TRY(make_staged(comm_, &control_, why));
+    GRADGATE_TRY(place_.use_device(comm_, options_.timeout_s, why));
+  }
   const std::span<const Candidate> listed = std::span(candidates_).subspan(1);  // without dense
   if (options_.mode == Mode::on && listed.empty()) {
     why->format("mode on needs a codec other than none");
@@ -109,7 +114,7 @@ Status SessionImpl::start(Message* why) {
       agreed_field("seed", "%llu", static_cast<unsigned long long>(options_.seed)),
       agreed_field("link", "alpha %.17g s, beta %.17g B/s", options_.link.alpha_s, options_.link.beta_bytes_per_s),
   };
-  GRADGATE_TRY(agree_on(comm_, fields, options_.timeout_s, why));
+  GRADGATE_TRY(agree_on(control(), fields, options_.timeout_s, why));
 
   if (options_.mode == Mode::automatic || options_.mode == Mode::observe) {
     const double start = comm_.now();
@@ -119,12 +124,13 @@ Status SessionImpl::start(Message* why) {
     } else {
       bool calibrated = false;
       Message ignored;
-      GRADGATE_TRY(agree_on_profile(comm_, options_.profile, options_.timeout_s, &calibrated, &ignored, why));
+      GRADGATE_TRY(agree_on_profile(control(), options_.profile, options_.timeout_s, &calibrated, &ignored, why));
       say(ignored);
       if (calibrated) {
         link_ = profile_model(options_.profile);
       } else {
-        GRADGATE_TRY(probe_link(comm_, options_.timeout_s, &link_, why));
+        GRADGATE_TRY(place_.on_device() ? probe_device_link(comm_, *control_, place_, options_.timeout_s, &link_, why)
+                                        : probe_link(comm_, options_.timeout_s, &link_, why));
       }
     }
     stats_.gate_s += comm_.now() - start;
@@ -153,7 +159,7 @@ SessionImpl::Turn SessionImpl::turn(const Bucket& bucket, const gate::StepPlan& 
   return {candidate, plan.candidate, Feedback::none};
 }
 
-Status SessionImpl::all_reduce(uint32_t index, Vec gradient) noexcept {
+Status SessionImpl::all_reduce(uint32_t index, Vec gradient, Stream stream) noexcept {
   if (failed_) return refuse(StatusCode::bad_state, "this session failed before: %s", error_.text);
   if (!has_layout_) return refuse(StatusCode::bad_state, "all_reduce before set_layout");
   if (unplanned_) return refuse(StatusCode::bad_state, "all_reduce after all_reduce_dense; set_layout ends that step");
@@ -171,6 +177,11 @@ Status SessionImpl::all_reduce(uint32_t index, Vec gradient) noexcept {
                   gradient.data == nullptr ? " at a null address" : "", bucket.count, dtype_name(bucket.dtype));
   }
 
+  if (place_.on_device()) return enqueue(index, gradient, stream);
+  if (stream.handle != nullptr)
+    return refuse(StatusCode::invalid_argument, "bucket %u: a stream, but the communicator is one of host memory",
+                  index);
+
   const gate::StepPlan plan = gate_.plan(index);
   if (plan.shadow > 0) measure_shadow(index, gradient, plan.shadow);
 
@@ -180,12 +191,12 @@ Status SessionImpl::all_reduce(uint32_t index, Vec gradient) noexcept {
   args.gradient = gradient;
   args.residual = now.feedback == Feedback::none ? nullptr : residual_of(bucket);
   args.feedback = now.feedback;
-  args.workspace = workspace_;
+  args.workspace = {workspace_.data(), workspace_.size()};
   args.seed = {options_.seed, index, static_cast<uint32_t>(step_), 0};
   args.executor = options_.executor;
   args.threshold = &bucket.threshold;
   args.divide = divide_;
-  if (args.residual != nullptr) save_residual(bucket);
+  if (args.residual != nullptr) GRADGATE_TRY(save_residual(bucket));
   gate::GuardReading reading;
   const bool guarded = begin_guard(plan, &args, &reading);
 
@@ -223,7 +234,8 @@ Status SessionImpl::end_bucket(uint32_t index) noexcept {
   stats_.dense_bytes += buckets_[index].count * dtype_bytes(buckets_[index].dtype);
   record_ready(index);
   if (++next_bucket_ < buckets_.size()) return {};
-  return end_step();
+  const double now = comm_.now();
+  return end_step(now, now - last_end_s_);
 }
 
 // A failure that every rank knows of left all gradients as they were. The residual was not: without a copy of it the
@@ -238,7 +250,7 @@ bool SessionImpl::can_go_on(const Bucket& bucket, const Turn& now, const Exchang
 Status SessionImpl::reduce_dense_instead(uint32_t index, Vec gradient, const Turn& failed,
                                          const Message& reason) noexcept {
   Bucket& bucket = buckets_[index];
-  if (bucket.saved) take_back(bucket);
+  if (bucket.saved) GRADGATE_TRY(take_back(bucket));
   Message line;
   line.format("gradgate: %.240s; reduced dense", reason.text);
   say(line);
@@ -275,7 +287,7 @@ void SessionImpl::measure_shadow(uint32_t index, const Vec& gradient, int candid
   args.gradient = gradient;
   args.feedback = args.shape.candidate.codec.feedback ? Feedback::apply : Feedback::none;
   args.residual = args.feedback == Feedback::apply ? residual_of(bucket) : nullptr;
-  args.workspace = workspace_;
+  args.workspace = {workspace_.data(), workspace_.size()};
   args.seed = {options_.seed, index, static_cast<uint32_t>(step_), 0};
   args.executor = options_.executor;
 
@@ -283,19 +295,18 @@ void SessionImpl::measure_shadow(uint32_t index, const Vec& gradient, int candid
   gate::Sample sample;
   sample.candidate = static_cast<uint8_t>(candidate);
   sample.shadow = true;
-  sample.ok = shadow_exchange(comm_, args, shadow_, options_.virtual_rates, &times).ok();
+  sample.ok = shadow_exchange(comm_, args, {shadow_.data(), shadow_.size()}, options_.virtual_rates, &times).ok();
   sample.encode_s = times.encode_s;
   sample.decode_s = times.decode_s;
   gate_.record(index, sample);
   stats_.gate_s += comm_.now() - start;
 }
 
-Status SessionImpl::end_step() noexcept {
-  settle_residuals();
-  const double now = comm_.now();
+Status SessionImpl::end_step(double now, double seconds) noexcept {
+  GRADGATE_TRY(settle_residuals());
   // A step that flushed, or the first one after a pause, says nothing about the plan.
   const bool counts = timed_step_ && !flush_;
-  gate_.end_step(counts ? now - last_end_s_ : std::numeric_limits<double>::quiet_NaN());
+  gate_.end_step(counts ? seconds : std::numeric_limits<double>::quiet_NaN());
   last_end_s_ = now;
   timed_step_ = true;
   flush_ = false;
@@ -310,7 +321,7 @@ Status SessionImpl::agree() noexcept {
   const auto failed = [&](Status s, const char* what) {
     Message full;
     full.format("gate agreement after step %llu: %s: %s", static_cast<unsigned long long>(step_), what,
-                comm_.last_error()[0] ? comm_.last_error() : s.message());
+                control().last_error()[0] ? control().last_error() : s.message());
     return fail(s, full);
   };
   // Reports differ in size from phase to phase. An agreement may allocate, a step without one never does.
@@ -324,13 +335,13 @@ Status SessionImpl::agree() noexcept {
   const std::span<double> report(report_), reports(reports_), message(message_);
   if (const Status s = gate_.write_report(report); !s.ok()) return failed(s, "writing the report");
   const Deadline deadline = Deadline::after(options_.timeout_s);
-  if (const Status s = comm_.all_gather(report.data(), reports.data(), report.size(), DType::f64, {}, deadline);
+  if (const Status s = control().all_gather(report.data(), reports.data(), report.size(), DType::f64, {}, deadline);
       !s.ok())
     return failed(s, "gathering the reports");
   if (comm_.rank() == 0) {
     if (const Status s = gate_.decide(reports, message); !s.ok()) return failed(s, "deciding");
   }
-  if (const Status s = comm_.broadcast(message.data(), message.size(), DType::f64, 0, {}, deadline); !s.ok())
+  if (const Status s = control().broadcast(message.data(), message.size(), DType::f64, 0, {}, deadline); !s.ok())
     return failed(s, "sending the plan");
   if (const Status s = gate_.apply(message); !s.ok()) return failed(s, "applying the plan");
   stats_.gate_s += comm_.now() - start;
@@ -364,13 +375,14 @@ Status SessionImpl::flush() noexcept {
   if (next_bucket_ != 0 || unplanned_)
     return refuse(StatusCode::bad_state, "flush within a step (bucket %u is next); call it between steps",
                   next_bucket_);
+  GRADGATE_TRY(settle());
   flush_ = true;
   return {};
 }
 
 const float* SessionImpl::residual(uint32_t index) const noexcept {
   if (index >= buckets_.size() || !buckets_[index].has_residual) return nullptr;
-  return residuals_.data() + buckets_[index].residual_offset;
+  return residuals_.floats() + buckets_[index].residual_offset;
 }
 
 SessionStats SessionImpl::stats() const noexcept {

@@ -61,11 +61,11 @@ bool SessionImpl::begin_guard(const gate::StepPlan& plan, ExchangeArgs* args, ga
   if (!plan.guard || args->feedback == Feedback::flush || args->shape.candidate == dense_candidate()) return false;
   if (args->feedback == Feedback::none) {
     if (shadow_.size() < count * sizeof(float)) return false;
-    auto* zeros = reinterpret_cast<float*>(shadow_.data());
-    std::memset(zeros, 0, count * sizeof(float));
-    args->residual = zeros;
+    if (!place_.zero(shadow_.data(), count * sizeof(float)).ok()) return false;
+    args->residual = shadow_.floats();
     args->feedback = Feedback::apply;
   }
+  if (place_.on_device()) return true;  // the sums are enqueued
   *reading = {};
   reading->norm1 = reading->gradient = reading->non_finite_in = 0;
   const comm::Shard own = owned(args->shape);

@@ -8,7 +8,9 @@
 
 #include "gate/cost.h"
 #include "gate/gate.h"
+#include "gradgate/device_exchange.h"
 #include "gradgate/session.h"
+#include "integration/session_place.h"
 
 namespace gradgate {
 
@@ -31,6 +33,9 @@ gate::LinkModel profile_model(const LinkProfile& profile) noexcept;
 
 /// `usable()` is false when the samples did not lie near a line.
 Status probe_link(Communicator& comm, double timeout_s, gate::LinkModel* link, Message* why) noexcept;
+/// The same over a communicator of devices, timed by events on the place's stream; `control` gathers the numbers.
+Status probe_device_link(Communicator& comm, Communicator& control, const Place& place, double timeout_s,
+                         gate::LinkModel* link, Message* why) noexcept;
 
 /// FNV-1a over bytes, 64 bits: layouts and state files.
 uint64_t fnv1a64(const void* data, size_t size, uint64_t hash = 0xcbf29ce484222325ull) noexcept;
@@ -41,9 +46,12 @@ class SessionImpl final : public Session {
   Status start(Message* why);
 
   Status set_layout(std::span<const BucketLayout> buckets) noexcept override;
-  Status all_reduce(uint32_t bucket, Vec gradient) noexcept override;
+  ~SessionImpl() override;
+  Status all_reduce(uint32_t bucket, Vec gradient, Stream stream) noexcept override;
   void bucket_ready(uint32_t bucket, double ready_s) noexcept override;
-  Status all_reduce_dense(Vec gradient) noexcept override;
+  Status all_reduce_dense(Vec gradient, Stream stream) noexcept override;
+  Status join(Stream stream) noexcept override;
+  Status synchronize() noexcept override;
   Status flush() noexcept override;
   Status set_gradient_scale(double scale) noexcept override;
   Status skip_step() noexcept override;
@@ -78,30 +86,58 @@ class SessionImpl final : public Session {
     Feedback feedback = Feedback::none;
   };
 
+  /// What a device reports of one bucket in one step, copied to the host as a whole.
+  struct DeviceWords {
+    ExchangeRecord exchange, shadow;
+    kernels::cuda::GuardSums guard;
+    uint64_t watched;  ///< elements of the result that were not finite, where that is asked
+  };
+  /// A bucket's work on the device, from its all_reduce() to the end of its step's books.
+  struct Flight {
+    ExchangeArgs args;
+    Turn turn;
+    int shadow = 0;  ///< the candidate that was measured beside it
+    bool guarded = false, watched = false;
+    DeviceMarks marks, shadow_marks;
+    void* ready = nullptr;  ///< event: when the trainer's stream had the gradient
+  };
+
   static Status check_layout(std::span<const BucketLayout> buckets, Message* why);
   Status build_layout(std::span<const BucketLayout> buckets);
   Status make_gate();
-  void move_residuals(const std::vector<Bucket>& old_buckets, const std::vector<float>& old_residuals);
+  Status move_residuals(const std::vector<Bucket>& old_buckets, const Memory& old_residuals);
   uint64_t layout_hash() const noexcept;
 
   ExchangeShape shape_of(const Bucket& bucket, const Candidate& candidate) const noexcept;
   float* residual_of(Bucket& bucket) noexcept {
-    return bucket.has_residual ? residuals_.data() + bucket.residual_offset : nullptr;
+    return bucket.has_residual ? residuals_.floats() + bucket.residual_offset : nullptr;
   }
   Turn turn(const Bucket& bucket, const gate::StepPlan& plan) const noexcept;
   bool begin_guard(const gate::StepPlan& plan, ExchangeArgs* args, gate::GuardReading* reading) noexcept;
+  Status allocate_flights(size_t buckets);
+  void release_flights() noexcept;
+  Status enqueue(uint32_t bucket, Vec gradient, Stream stream) noexcept;
+  Status enqueue_dense(Vec gradient, Stream stream) noexcept;
+  void enqueue_shadow_of(uint32_t bucket, const Vec& gradient, int candidate) noexcept;
+  Status end_enqueued_step() noexcept;
+  Status settle() noexcept;
+  void settle_bucket(uint32_t bucket) noexcept;
+  Communicator& control() const noexcept { return control_ != nullptr ? *control_ : comm_; }
+  DeviceWords* device_words(size_t flight) const noexcept {
+    return reinterpret_cast<DeviceWords*>(words_.data()) + flight;
+  }
   void end_guard(uint32_t bucket, const ExchangeArgs& args, gate::GuardReading reading) noexcept;
   void record_ready(uint32_t bucket) noexcept;
   Status end_bucket(uint32_t bucket) noexcept;
   bool can_go_on(const Bucket& bucket, const Turn& now, const ExchangeTimes& times, Status status) const noexcept;
   Status reduce_dense_instead(uint32_t bucket, Vec gradient, const Turn& failed, const Message& reason) noexcept;
-  void take_back(Bucket& bucket) noexcept;
-  void save_residual(Bucket& bucket) noexcept;
+  Status take_back(Bucket& bucket) noexcept;
+  Status save_residual(Bucket& bucket) noexcept;
   void watch_result(const Vec& gradient) noexcept;
-  void settle_residuals() noexcept;
-  void end_unplanned_step() noexcept;
+  Status settle_residuals() noexcept;
+  Status end_unplanned_step() noexcept;
   void measure_shadow(uint32_t bucket, const Vec& gradient, int candidate) noexcept;
-  Status end_step() noexcept;
+  Status end_step(double now, double seconds) noexcept;
   Status agree() noexcept;
   void explain_changes() noexcept;
   void say(const Message& message) const noexcept;
@@ -115,13 +151,23 @@ class SessionImpl final : public Session {
   gate::Gate gate_;
 
   std::vector<Bucket> buckets_;
-  std::vector<float> residuals_;
-  std::vector<float> before_;  ///< residuals before the step that runs; only with a gradient scale
-  std::vector<std::byte> workspace_, shadow_;
+  Place place_;
+  std::unique_ptr<Communicator> control_;  ///< device: what ranks tell each other, from host memory
+  Memory residuals_;
+  Memory before_;  ///< residuals before the step that runs; only with a gradient scale
+  Memory workspace_, shadow_;
   std::vector<double> report_, reports_, message_;
   std::vector<int> explained_;  ///< per bucket: the candidate that was last explained
   std::string explained_phase_;
   bool explained_settled_ = false;
+
+  // Device: one flight per bucket, and one for buckets outside the layout.
+  std::vector<Flight> flights_;
+  Memory words_;                       ///< DeviceWords of every flight
+  DeviceWords* host_words_ = nullptr;  ///< pinned: what words_ was when the step ended
+  void* joined_ = nullptr;             ///< event
+  DeviceMarks step_end_, step_end_before_;
+  bool unsettled_ = false;  ///< a step has been enqueued whose books are not closed
 
   uint64_t step_ = 0;
   uint32_t next_bucket_ = 0;

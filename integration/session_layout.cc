@@ -47,7 +47,8 @@ Status SessionImpl::set_layout(std::span<const BucketLayout> buckets) noexcept {
   try {
     Message why;
     if (const Status s = check_layout(buckets, &why); !s.ok()) return refuse(s, "set_layout: %s", why.text);
-    if (unplanned_) end_unplanned_step();
+    GRADGATE_TRY(settle());
+    if (unplanned_) GRADGATE_TRY(end_unplanned_step());
     if (const Status s = build_layout(buckets); !s.ok()) return s;
 
     size_t elements = 0;
@@ -57,7 +58,7 @@ Status SessionImpl::set_layout(std::span<const BucketLayout> buckets) noexcept {
                      static_cast<unsigned long long>(layout_hash())),
         agreed_field("step", "%llu", static_cast<unsigned long long>(step_)),
     };
-    if (const Status s = agree_on(comm_, fields, options_.timeout_s, &why); !s.ok()) {
+    if (const Status s = agree_on(control(), fields, options_.timeout_s, &why); !s.ok()) {
       Message full;
       full.format("set_layout at step %llu: %s", static_cast<unsigned long long>(step_), why.text);
       return fail(s, full);
@@ -71,7 +72,9 @@ Status SessionImpl::set_layout(std::span<const BucketLayout> buckets) noexcept {
 }
 
 ExchangeShape SessionImpl::shape_of(const Bucket& bucket, const Candidate& candidate) const noexcept {
-  return {candidate, bucket.count, bucket.dtype, comm_.rank(), comm_.size(), options_.executor.width};
+  ExchangeShape shape{candidate, bucket.count, bucket.dtype, comm_.rank(), comm_.size(), options_.executor.width};
+  shape.device = place_.on_device();
+  return shape;
 }
 
 Status SessionImpl::build_layout(std::span<const BucketLayout> layout) {
@@ -94,7 +97,10 @@ Status SessionImpl::build_layout(std::span<const BucketLayout> layout) {
       // The guard looks through a residual, and gives a codec that has none this one.
       if (options_.mode == Mode::on && !candidate.codec.feedback)
         shadow = std::max(shadow, bucket.count * sizeof(float));
-      if (measures && c > 0) shadow = std::max(shadow, exchange_shadow_bytes(shape_of(bucket, candidate)));
+      if (measures && c > 0) {
+        const ExchangeShape shape = shape_of(bucket, candidate);
+        shadow = std::max(shadow, shape.device ? device_shadow_bytes(shape) : exchange_shadow_bytes(shape));
+      }
     }
     if (bucket.has_residual) {
       bucket.residual_offset = residual_count;
@@ -104,13 +110,19 @@ Status SessionImpl::build_layout(std::span<const BucketLayout> layout) {
   }
 
   std::vector<Bucket> old_buckets = std::move(buckets_);
-  std::vector<float> old_residuals = std::move(residuals_);
+  Memory old_residuals = std::move(residuals_);
   buckets_ = std::move(next);
-  residuals_.assign(residual_count, 0.0f);
-  if (scaled_) before_.resize(residual_count);
-  workspace_.resize(std::max(work, workspace_.size()));
-  shadow_.resize(std::max(shadow, shadow_.size()));
-  if (has_layout_) move_residuals(old_buckets, old_residuals);
+  GRADGATE_TRY(place_.allocate(residual_count * sizeof(float), &residuals_));
+  GRADGATE_TRY(place_.zero(residuals_.data(), residuals_.size()));
+  if (scaled_) GRADGATE_TRY(place_.allocate(residuals_.size(), &before_));
+  if (work > workspace_.size()) {
+    // Zero, so that what a collective that failed did not bring is no payload of anything.
+    GRADGATE_TRY(place_.allocate(work, &workspace_));
+    GRADGATE_TRY(place_.zero(workspace_.data(), workspace_.size()));
+  }
+  if (shadow > shadow_.size()) GRADGATE_TRY(place_.allocate(shadow, &shadow_));
+  if (place_.on_device()) GRADGATE_TRY(allocate_flights(buckets_.size()));
+  if (has_layout_) GRADGATE_TRY(move_residuals(old_buckets, old_residuals));
 
   GRADGATE_TRY(make_gate());
   timed_step_ = false;
@@ -118,7 +130,7 @@ Status SessionImpl::build_layout(std::span<const BucketLayout> layout) {
   return {};
 }
 
-void SessionImpl::move_residuals(const std::vector<Bucket>& old_buckets, const std::vector<float>& old_residuals) {
+Status SessionImpl::move_residuals(const std::vector<Bucket>& old_buckets, const Memory& old_residuals) {
   struct Source {
     const float* data;
     size_t count;
@@ -128,7 +140,7 @@ void SessionImpl::move_residuals(const std::vector<Bucket>& old_buckets, const s
   for (const Bucket& bucket : old_buckets) {
     if (!bucket.has_residual) continue;
     for (const ParamSlice& slice : bucket.slices)
-      sources[slice.param_id] = {old_residuals.data() + bucket.residual_offset + slice.offset, slice.count,
+      sources[slice.param_id] = {old_residuals.floats() + bucket.residual_offset + slice.offset, slice.count,
                                  bucket.pending, false};
   }
   bool any_pending = false;
@@ -139,17 +151,21 @@ void SessionImpl::move_residuals(const std::vector<Bucket>& old_buckets, const s
       if (found == sources.end() || found->second.count != slice.count) continue;
       found->second.taken = true;
       bucket.pending = bucket.pending || found->second.pending;
-      std::copy_n(found->second.data, slice.count, residuals_.data() + bucket.residual_offset + slice.offset);
+      GRADGATE_TRY(place_.copy(residuals_.floats() + bucket.residual_offset + slice.offset, found->second.data,
+                               slice.count * sizeof(float)));
     }
     any_pending = any_pending || bucket.pending;
   }
   uint64_t dropped = 0;
+  std::vector<float> values;
   for (const auto& [id, source] : sources) {
     if (source.taken) continue;
-    for (size_t i = 0; i < source.count; ++i) {
-      if (source.data[i] == 0.0f) continue;
+    values.resize(source.count);
+    GRADGATE_TRY(place_.read(values.data(), source.data, source.count * sizeof(float)));
+    for (const float value : values) {
+      if (value == 0.0f) continue;
       ++dropped;
-      stats_.dropped_sum += static_cast<double>(source.data[i]);
+      stats_.dropped_sum += static_cast<double>(value);
     }
   }
   if (dropped > 0) {
@@ -165,6 +181,8 @@ void SessionImpl::move_residuals(const std::vector<Bucket>& old_buckets, const s
   // The gate starts over with dense steps, so what is pending goes out with the first of them. In mode on the codec
   // just carries on.
   if (any_pending && options_.mode == Mode::automatic) flush_ = true;
+  // The old memory goes when this returns.
+  return place_.on_device() ? comm_.wait(place_.stream(), Deadline::after(options_.timeout_s)) : Status{};
 }
 
 Status SessionImpl::make_gate() {

@@ -48,19 +48,16 @@ Status SessionImpl::set_gradient_scale(double scale) noexcept {
                   next_bucket_);
   if (!std::isfinite(scale) || !(scale > 0))
     return refuse(StatusCode::invalid_argument, "gradient scale %g, accepted: finite and positive", scale);
+  GRADGATE_TRY(settle());
   if (!scaled_) {
-    try {
-      before_.resize(residuals_.size());
-    } catch (const std::bad_alloc&) {
+    if (!place_.allocate(residuals_.size(), &before_).ok())
       return refuse(StatusCode::out_of_memory, "set_gradient_scale: memory for a second copy of the residuals");
-    }
     scaled_ = true;
   }
   const double ratio = scale / gradient_scale_;
   gradient_scale_ = scale;
   if (ratio == 1) return {};
-  for (float& e : residuals_) e = static_cast<float>(e * ratio);
-  return {};
+  return place_.scale(residuals_.floats(), residuals_.size() / sizeof(float), ratio);
 }
 
 Status SessionImpl::skip_step() noexcept {
@@ -70,30 +67,33 @@ Status SessionImpl::skip_step() noexcept {
   return {};
 }
 
-void SessionImpl::save_residual(Bucket& bucket) noexcept {
-  if (!scaled_) return;
-  std::copy_n(residuals_.data() + bucket.residual_offset, bucket.count, before_.data() + bucket.residual_offset);
+Status SessionImpl::save_residual(Bucket& bucket) noexcept {
+  if (!scaled_) return {};
+  GRADGATE_TRY(
+      place_.copy(before_.floats() + bucket.residual_offset, residual_of(bucket), bucket.count * sizeof(float)));
   bucket.pending_before = bucket.pending;
   bucket.saved = true;
+  return {};
 }
 
 void SessionImpl::watch_result(const Vec& gradient) noexcept {
   if (scaled_ && !skip_step_) skip_step_ = any_non_finite(gradient);
 }
 
-void SessionImpl::take_back(Bucket& bucket) noexcept {
-  std::copy_n(before_.data() + bucket.residual_offset, bucket.count, residuals_.data() + bucket.residual_offset);
+Status SessionImpl::take_back(Bucket& bucket) noexcept {
   bucket.pending = bucket.pending_before;
+  return place_.copy(residual_of(bucket), before_.floats() + bucket.residual_offset, bucket.count * sizeof(float));
 }
 
 // Results are identical on all ranks, so all of them take back the same steps.
-void SessionImpl::settle_residuals() noexcept {
+Status SessionImpl::settle_residuals() noexcept {
   for (Bucket& bucket : buckets_) {
-    if (skip_step_ && bucket.saved) take_back(bucket);
+    if (skip_step_ && bucket.saved) GRADGATE_TRY(take_back(bucket));
     bucket.saved = false;
   }
   if (skip_step_) ++stats_.skipped_steps;
   skip_step_ = false;
+  return {};
 }
 
 void SessionImpl::bucket_ready(uint32_t index, double ready_s) noexcept {
@@ -107,10 +107,13 @@ void SessionImpl::record_ready(uint32_t index) noexcept {
   bucket.ready_s = std::numeric_limits<double>::quiet_NaN();
 }
 
-Status SessionImpl::all_reduce_dense(Vec gradient) noexcept {
+Status SessionImpl::all_reduce_dense(Vec gradient, Stream stream) noexcept {
   if (failed_) return refuse(StatusCode::bad_state, "this session failed before: %s", error_.text);
   if (gradient.data == nullptr && gradient.count > 0)
     return refuse(StatusCode::invalid_argument, "all_reduce_dense: %zu elements at a null address", gradient.count);
+  if (place_.on_device()) return enqueue_dense(gradient, stream);
+  if (stream.handle != nullptr)
+    return refuse(StatusCode::invalid_argument, "a stream, but the communicator is one of host memory");
   ExchangeArgs args;
   args.shape = {dense_candidate(), gradient.count, gradient.dtype, comm_.rank(), comm_.size(), options_.executor.width};
   args.gradient = gradient;
@@ -134,13 +137,14 @@ Status SessionImpl::all_reduce_dense(Vec gradient) noexcept {
   return {};
 }
 
-void SessionImpl::end_unplanned_step() noexcept {
-  settle_residuals();
+Status SessionImpl::end_unplanned_step() noexcept {
+  GRADGATE_TRY(settle_residuals());
   unplanned_ = false;
   timed_step_ = false;
   next_bucket_ = 0;
   ++step_;
   ++stats_.steps;
+  return {};
 }
 
 }  // namespace gradgate

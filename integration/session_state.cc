@@ -61,6 +61,7 @@ Status SessionImpl::save_state(Bytes out, size_t* written) const noexcept {
   if (failed_) return refuse(StatusCode::bad_state, "this session failed before: %s", error_.text);
   if (!has_layout_ || next_bucket_ != 0 || unplanned_)
     return refuse(StatusCode::bad_state, "save_state before set_layout or within a step; call it between steps");
+  if (unsettled_) return refuse(StatusCode::bad_state, "save_state of a step that still runs; synchronize() first");
   const size_t needed = state_bytes();
   if (out.size() < needed) {
     return refuse({StatusCode::payload_too_small, static_cast<int64_t>(needed)}, "save_state got %zu bytes, needs %zu",
@@ -91,8 +92,11 @@ Status SessionImpl::save_state(Bytes out, size_t* written) const noexcept {
       const ParamRecord record{slice.param_id, slice.count,
                                (bucket.has_residual ? kHasResidual : 0) | (bucket.pending ? kPending : 0)};
       put(&record, sizeof(record));
-      if (bucket.has_residual)
-        put(residuals_.data() + bucket.residual_offset + slice.offset, slice.count * sizeof(float));
+      if (!bucket.has_residual) continue;
+      const size_t bytes = slice.count * sizeof(float);
+      GRADGATE_TRY(place_.read(at, residuals_.floats() + bucket.residual_offset + slice.offset, bytes));
+      std::memset(at + bytes, 0, padded(bytes) - bytes);
+      at += padded(bytes);
     }
   }
   const uint64_t hash = fnv1a64(out.data(), static_cast<size_t>(at - out.data()));
@@ -105,6 +109,7 @@ Status SessionImpl::load_state(ConstBytes state) noexcept {
   if (failed_) return refuse(StatusCode::bad_state, "this session failed before: %s", error_.text);
   if (!has_layout_ || next_bucket_ != 0 || unplanned_)
     return refuse(StatusCode::bad_state, "load_state before set_layout or within a step; call it between steps");
+  GRADGATE_TRY(settle());
   try {
     struct Loaded {
       const std::byte* data;
@@ -205,7 +210,7 @@ Status SessionImpl::load_state(ConstBytes state) noexcept {
         agreed_field("same layout", "%d", header.layout == layout_hash() ? 1 : 0),
     };
     Message disagreement;
-    const Status agreed = agree_on(comm_, fields, options_.timeout_s, &disagreement);
+    const Status agreed = agree_on(control(), fields, options_.timeout_s, &disagreement);
     if (!status.ok()) return refuse(status, "load_state: %s", why.text);
     if (!agreed.ok()) return refuse(agreed, "load_state: %s", disagreement.text);
 
@@ -225,9 +230,9 @@ Status SessionImpl::load_state(ConstBytes state) noexcept {
         const Loaded& loaded = params[slice.param_id];
         bucket.pending = bucket.pending || (loaded.flags & kPending) != 0;
         if (!bucket.has_residual) continue;
-        float* to = residuals_.data() + bucket.residual_offset + slice.offset;
-        if (loaded.data != nullptr && slice.count > 0) std::memcpy(to, loaded.data, slice.count * sizeof(float));
-        if (loaded.data == nullptr) std::memset(to, 0, slice.count * sizeof(float));
+        float* to = residuals_.floats() + bucket.residual_offset + slice.offset;
+        const size_t bytes = slice.count * sizeof(float);
+        GRADGATE_TRY(loaded.data != nullptr ? place_.write(to, loaded.data, bytes) : place_.zero(to, bytes));
       }
       any_pending = any_pending || bucket.pending;
     }

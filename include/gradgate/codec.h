@@ -24,7 +24,7 @@ struct CodecSpec {
   DType value = DType::f32;  ///< dtype of sent values (chunk-topk, topk, randk; u8: int8 codes with scales); f32 elsewhere
   bool feedback = false;     ///< keep what was not sent in a residual
   uint32_t param0 = 0;       ///< chunk-topk: c; topk: lower half of the ratio's bits (f64)
-  uint32_t param1 = 0;       ///< chunk-topk: B; topk: upper half; int8, int4, fp8: the switches that are on, one bit each
+  uint32_t param1 = 0;  ///< chunk-topk: B; topk: upper half; int8, int4, fp8: the switches that are on, one bit each
 
   friend bool operator==(const CodecSpec&, const CodecSpec&) = default;
 };
@@ -76,8 +76,8 @@ struct EncodeArgs {
   Seed seed;
   bool flush = false;  ///< all of e takes part, also where g is exactly zero (format §2, rule 2)
   Executor executor;
-  /// topk: the threshold of the vector's last step, 0 for none; replaced by this step's. Saves looking for one, and never
-  /// changes a byte of the payload. Null: none is kept.
+  /// topk: the threshold of the vector's last step, 0 for none; replaced by this step's. Saves looking for one, and
+  /// never changes a byte of the payload. Null: none is kept.
   uint32_t* threshold = nullptr;
 };
 /// Encodes gradient (+ residual) into payload. invalid_argument, unsupported, payload_too_small, workspace_too_small

@@ -62,4 +62,10 @@ class GRADGATE_API DeviceMarks {
 GRADGATE_API Status enqueue_exchange(Communicator& comm, const ExchangeArgs& args, double timeout_s, DeviceMarks* marks,
                                      Message* why) noexcept;
 
+/// shadow_exchange() on a device: enqueues the codec work of one exchange, without communication and without changing
+/// gradient or residual, between `marks`. `scratch` is device memory of device_shadow_bytes(shape) bytes;
+/// args.workspace is not used; faults go into args.device's record.
+GRADGATE_API size_t device_shadow_bytes(const ExchangeShape& shape) noexcept;
+GRADGATE_API Status enqueue_shadow(const ExchangeArgs& args, Bytes scratch, DeviceMarks* marks) noexcept;
+
 }  // namespace gradgate

@@ -90,7 +90,7 @@ struct SessionStats {
 class GRADGATE_API Session {
  public:
   /// Collective (agrees on options; probes the link in auto and observe unless one is given). `comm` must outlive the
-  /// session.
+  /// session. Over a communicator of devices gradients, residuals and workspaces are in the current device's memory.
   static Status create(Communicator& comm, const SessionOptions& options, std::unique_ptr<Session>* out,
                        Message* why = nullptr) noexcept;
   virtual ~Session() = default;
@@ -101,7 +101,12 @@ class GRADGATE_API Session {
   virtual Status set_layout(std::span<const BucketLayout> buckets) noexcept = 0;
   /// Collective. Averages `gradient` over ranks, in place. Buckets come in ascending order, each once per step; the
   /// last one ends the step.
-  virtual Status all_reduce(uint32_t bucket, Vec gradient) noexcept = 0;
+  Status all_reduce(uint32_t bucket, Vec gradient) noexcept { return all_reduce(bucket, gradient, Stream{}); }
+  /// The same for a gradient in device memory (over a communicator of devices): what follows runs on the session's own
+  /// stream once `stream` has got here, and nothing waits on the host. `gradient` must stay until join() or
+  /// synchronize(). The step's errors and times are known when the next step's first bucket comes, or after
+  /// synchronize().
+  virtual Status all_reduce(uint32_t bucket, Vec gradient, Stream stream) noexcept = 0;
   /// When the trainer had this bucket's gradient, in seconds of the communicator's now(); called before all_reduce() of
   /// the bucket. Once every bucket of a step has one, the gate prices the time that is exposed after the last gradient
   /// instead of the sum of all exchanges (docs/gate.md).
@@ -109,7 +114,13 @@ class GRADGATE_API Session {
   /// Collective. The plain dense average of a bucket that the layout does not know: a trainer that regroups its buckets
   /// and says so only bucket by bucket sends the rest of that step this way, then calls set_layout(), which ends the
   /// step. Residuals stay as they are.
-  virtual Status all_reduce_dense(Vec gradient) noexcept = 0;
+  Status all_reduce_dense(Vec gradient) noexcept { return all_reduce_dense(gradient, Stream{}); }
+  virtual Status all_reduce_dense(Vec gradient, Stream stream) noexcept = 0;
+  /// Device: what is enqueued on `stream` from now on comes after all reductions so far. Host memory: nothing to do.
+  virtual Status join(Stream stream) noexcept = 0;
+  /// Collective where an agreement is due. Device: waits for all reductions so far and closes the books of a step that
+  /// is complete; its error, if it had one. Also what save_state() asks for first. Host memory: nothing to do.
+  virtual Status synchronize() noexcept = 0;
   /// Asks for the residuals to be sent with the next step (dense, everything): before an evaluation, a change of the
   /// number of ranks, the end. Call on every rank between steps.
   virtual Status flush() noexcept = 0;
@@ -127,7 +138,7 @@ class GRADGATE_API Session {
   /// gradients that live in its buckets. The same on every rank.
   virtual void set_dense_division(bool divide) noexcept = 0;
 
-  /// Read-only view of this rank's residual of a bucket; null where there is none. Sum units.
+  /// Read-only view of this rank's residual of a bucket, in the gradients' memory; null where there is none. Sum units.
   virtual const float* residual(uint32_t bucket) const noexcept = 0;
   virtual SessionStats stats() const noexcept = 0;
   /// What the gate does with a bucket now, with the inequality's numbers. Valid until the next call.

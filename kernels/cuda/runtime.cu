@@ -4,6 +4,9 @@
 #include <cuda_runtime.h>
 
 #include <cstdio>
+#include <mutex>
+#include <new>
+#include <vector>
 
 #include "codecs/bf16.h"
 #include "codecs/f16.h"
@@ -303,10 +306,56 @@ int device_name(char* text, size_t size) noexcept {
 }
 int memory_info(size_t* free, size_t* total) noexcept { return cleared(cudaMemGetInfo(free, total)); }
 
-int allocate(void** memory, size_t bytes) noexcept { return cleared(cudaMalloc(memory, bytes)); }
-int release(void* memory) noexcept { return cleared(cudaFree(memory)); }
-int allocate_pinned(void** memory, size_t bytes) noexcept { return cleared(cudaMallocHost(memory, bytes)); }
-int release_pinned(void* memory) noexcept { return cleared(cudaFreeHost(memory)); }
+// cudaFree() and cudaFreeHost() wait for the whole device: with ranks that share one, for a peer's collective, which
+// may be waiting for this rank. Stream-ordered memory is given back without; pinned memory is kept for the next one who
+// asks.
+int allocate(void** memory, size_t bytes) noexcept {
+  cudaError_t error = cudaMallocAsync(memory, bytes, cudaStreamPerThread);
+  if (error == cudaSuccess) return cleared(cudaStreamSynchronize(cudaStreamPerThread));
+  if (error == cudaErrorNotSupported) error = cudaMalloc(memory, bytes);
+  return cleared(error);
+}
+int release(void* memory) noexcept {
+  if (cudaFreeAsync(memory, cudaStreamPerThread) == cudaSuccess) return cudaSuccess;
+  cudaGetLastError();
+  return cleared(cudaFree(memory));
+}
+
+struct PinnedBlock {
+  void* memory;
+  size_t bytes;
+  bool free;
+};
+std::mutex pinned_mutex;
+std::vector<PinnedBlock>& pinned_blocks() {
+  static auto* const blocks = new std::vector<PinnedBlock>;  // outlives every static that may still release
+  return *blocks;
+}
+
+int allocate_pinned(void** memory, size_t bytes) noexcept try {
+  const std::lock_guard lock(pinned_mutex);
+  for (PinnedBlock& block : pinned_blocks()) {
+    if (!block.free || block.bytes < bytes || block.bytes / 2 > bytes) continue;
+    block.free = false;
+    *memory = block.memory;
+    return cudaSuccess;
+  }
+  pinned_blocks().reserve(pinned_blocks().size() + 1);
+  const cudaError_t error = cudaHostAlloc(memory, bytes, cudaHostAllocPortable);
+  if (error == cudaSuccess) pinned_blocks().push_back({*memory, bytes, false});
+  return cleared(error);
+} catch (const std::bad_alloc&) {
+  return cudaErrorMemoryAllocation;
+}
+int release_pinned(void* memory) noexcept {
+  const std::lock_guard lock(pinned_mutex);
+  for (PinnedBlock& block : pinned_blocks()) {
+    if (block.memory != memory) continue;
+    block.free = true;
+    return cudaSuccess;
+  }
+  return cudaErrorInvalidValue;
+}
 int copy(void* to, const void* from, size_t bytes, StreamHandle stream) noexcept {
   return bytes == 0 ? 0 : cleared(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(stream)));
 }
