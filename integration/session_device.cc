@@ -45,6 +45,8 @@ Status SessionImpl::allocate_flights(size_t buckets) {
   GRADGATE_TRY(step_end_before_.create());
   const size_t bytes = flights_.size() * sizeof(DeviceWords);
   GRADGATE_TRY(place_.allocate(bytes, &words_));
+  GRADGATE_TRY(place_.allocate(flights_.size() * sizeof(uint32_t), &thresholds_));
+  GRADGATE_TRY(place_.zero(thresholds_.data(), thresholds_.size()));
   void* pinned = nullptr;
   GRADGATE_TRY(made(cuda.allocate_pinned(&pinned, bytes)));
   host_words_ = static_cast<DeviceWords*>(pinned);
@@ -83,6 +85,7 @@ Status SessionImpl::enqueue(uint32_t index, Vec gradient, Stream stream) noexcep
   args.workspace = {workspace_.data(), workspace_.size()};
   args.seed = {options_.seed, index, static_cast<uint32_t>(step_), 0};
   args.divide = divide_;
+  args.threshold = reinterpret_cast<uint32_t*>(thresholds_.data()) + index;
   args.device = &place;
   if (args.residual != nullptr) {
     if (const Status s = save_residual(bucket); !s.ok()) return failed(s, "keeping the residual");

@@ -164,6 +164,7 @@ class SessionImpl final : public Session {
   // Device: one flight per bucket, and one for buckets outside the layout.
   std::vector<Flight> flights_;
   Memory words_;                       ///< DeviceWords of every flight
+  Memory thresholds_;                  ///< topk: one per bucket, of its last step
   DeviceWords* host_words_ = nullptr;  ///< pinned: what words_ was when the step ended
   void* joined_ = nullptr;             ///< event
   DeviceMarks step_end_, step_end_before_;

@@ -63,7 +63,7 @@ struct ExchangeArgs {
   Seed seed;        ///< key, tensor and step; stream and first are set by the exchange
   Executor executor;
   bool divide = false;                  ///< all_reduce: scale by division by N instead of multiplication with 1/N
-  uint32_t* threshold = nullptr;        ///< topk: as in EncodeArgs, one per vector
+  uint32_t* threshold = nullptr;        ///< topk: as in EncodeArgs, one per vector; in the memory of the gradient
   const DevicePlace* device = nullptr;  ///< shape.device: where and how; must outlive the machine
 };
 

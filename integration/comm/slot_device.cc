@@ -66,7 +66,8 @@ Status encode_part(const ExchangeArgs& args, ConstVec part, float* residual, con
                          .workspace = work,
                          .seed = seed,
                          .step = args.device->step,
-                         .non_finite = &record_of(args)->non_finite},
+                         .non_finite = &record_of(args)->non_finite,
+                         .threshold = args.threshold},
                         stream_of(args));
 }
 

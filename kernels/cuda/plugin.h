@@ -10,7 +10,6 @@
 
 namespace gradgate::kernels::cuda {
 
-inline constexpr uint32_t kPluginVersion = 2;
 inline constexpr const char* kPluginSymbol = "gradgate_cuda_plugin";
 
 /// A call whose arguments have been checked by the host.
@@ -68,6 +67,10 @@ struct Plugin {
   int (*fold)(void* gradient, float* residual, size_t count, DType dtype, device::Stream stream) noexcept;
 };
 using PluginFunction = const Plugin* (*)();
+
+/// Differs where the tables or their arguments do; the number in front counts changes of meaning.
+inline constexpr uint32_t kPluginVersion =
+    3 * 0x1000000 + static_cast<uint32_t>(sizeof(Plugin) * 0x10000 + sizeof(EncodeCall) * 0x100 + sizeof(DecodeCall));
 
 /// Fault words: bit 63 set, the stage of an exchange in bits 48–55, the rank in bits 16–47, the PayloadFault in bits
 /// 8–15 (1: an error payload, whose status code is in bits 0–7; 255: another step). The smallest is the first in rank

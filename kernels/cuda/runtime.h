@@ -10,7 +10,6 @@
 
 namespace gradgate::kernels::cuda {
 
-inline constexpr uint32_t kRuntimeVersion = 1;
 inline constexpr const char* kRuntimeSymbol = "gradgate_cuda_runtime";
 
 using Event = void*;         // cudaEvent_t
@@ -91,6 +90,10 @@ struct Runtime {
   int (*guard)(const GuardCall& call, StreamHandle stream) noexcept;
 };
 using RuntimeFunction = const Runtime* (*)();
+
+/// As kPluginVersion.
+inline constexpr uint32_t kRuntimeVersion =
+    0x1000000 + static_cast<uint32_t>(sizeof(Runtime) * 0x10000 + sizeof(CheckCall) * 0x100 + sizeof(GuardCall));
 
 /// The table, or null where libgradgate_cuda or a device is missing; `why` (optional) then says which.
 const Runtime* runtime(Message* why = nullptr) noexcept;
