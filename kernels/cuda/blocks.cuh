@@ -4,10 +4,13 @@
 // p + 4. Equal to kernels/cpu/loops/blocks.h byte for byte.
 //
 // A block codec here has
-//   encode<kFeedback>(job, seed, group, n, max, x)  writes the part of the payload of the lane's eight x; with feedback
+//   Memory(step)             what a thread keeps from group to group; made by all threads of a CTA
+//   encode<kFeedback>(job, seed, memory, group, n, max, x)  writes the part of the payload of the lane's eight x; with
+//   feedback
 //   x
 //       becomes the new residual, or stays or becomes non-finite where the old one is kept
-//   decode(payload, first, second, group, n, v)     the lane's eight values; first and second: where the sections begin
+//   decode(payload, first, second, memory, group, n, v)  the lane's eight values; first and second: where the sections
+//   begin
 #pragma once
 
 #include "codecs/cast_fp16.h"
@@ -19,11 +22,16 @@ namespace {
 
 inline constexpr unsigned kBlockThreads = 256, kBlockWarps = kBlockThreads / 32;
 
+struct NoMemory {
+  __device__ explicit NoMemory(uint32_t /*step*/) {}
+};
+
 // Values of two bytes, each on its own.
 struct CastBlock {
+  using Memory = NoMemory;
   template <bool kFeedback>
-  static __device__ __forceinline__ void encode(const EncodeJob& job, const Seed&, size_t group, unsigned n, uint32_t,
-                                                float* x) {
+  static __device__ __forceinline__ void encode(const EncodeJob& job, const Seed&, Memory&, size_t group, unsigned n,
+                                                uint32_t, float* x) {
     uint16_t code[kPerLane];
 #pragma unroll
     for (unsigned j = 0; j < kPerLane; ++j) code[j] = codecs::round_bf16(x[j]);
@@ -35,7 +43,7 @@ struct CastBlock {
       }
     }
   }
-  static __device__ __forceinline__ void decode(const std::byte* payload, size_t first, size_t, size_t group,
+  static __device__ __forceinline__ void decode(const std::byte* payload, size_t first, size_t, Memory&, size_t group,
                                                 unsigned n, float* v) {
     load_lane(reinterpret_cast<const uint16_t*>(payload + first) + group * codecs::kGroup, n, true, v);
   }
@@ -43,9 +51,10 @@ struct CastBlock {
 
 // f16 under the power of two of the whole vector, which a kernel before has found.
 struct Fp16Block {
+  using Memory = NoMemory;
   template <bool kFeedback>
-  static __device__ __forceinline__ void encode(const EncodeJob& job, const Seed&, size_t group, unsigned n, uint32_t,
-                                                float* x) {
+  static __device__ __forceinline__ void encode(const EncodeJob& job, const Seed&, Memory&, size_t group, unsigned n,
+                                                uint32_t, float* x) {
     const codecs::Fp16Scale scale = codecs::Fp16Scale::of(*job.greatest);
     if (group == 0 && lane_id() == 0) *reinterpret_cast<uint32_t*>(job.first) = scale.stored;
     codecs::F16 code[kPerLane];
@@ -60,8 +69,8 @@ struct Fp16Block {
       }
     }
   }
-  static __device__ __forceinline__ void decode(const std::byte* payload, size_t first, size_t second, size_t group,
-                                                unsigned n, float* v) {
+  static __device__ __forceinline__ void decode(const std::byte* payload, size_t first, size_t second, Memory&,
+                                                size_t group, unsigned n, float* v) {
     const float step = *reinterpret_cast<const float*>(payload + first);
     load_lane(reinterpret_cast<const codecs::F16*>(payload + second) + group * codecs::kGroup, n, true, v);
 #pragma unroll
@@ -71,26 +80,32 @@ struct Fp16Block {
 
 // none: the gradient's own values; a sum is rounded to the gradient's dtype, its NaN made canonical.
 struct NoneBlock {
+  using Memory = NoMemory;
   template <bool kFeedback>
-  static __device__ __forceinline__ void encode(const EncodeJob& job, const Seed&, size_t group, unsigned n, uint32_t,
-                                                float* x) {
+  static __device__ __forceinline__ void encode(const EncodeJob& job, const Seed&, Memory&, size_t group, unsigned n,
+                                                uint32_t, float* x) {
     static_assert(!kFeedback);
     Vector(job.first, job.dtype).store(group * codecs::kGroup, n, x);
   }
-  static __device__ __forceinline__ void decode(const std::byte* payload, size_t first, size_t, size_t group,
+  static __device__ __forceinline__ void decode(const std::byte* payload, size_t first, size_t, Memory&, size_t group,
                                                 unsigned n, float* v, DType dtype) {
     Vector(payload + first, dtype).load(group * codecs::kGroup, n, v);
   }
 };
 
 template <class Block>
-__device__ __forceinline__ void decode_group(const std::byte* payload, size_t first, size_t second, size_t group,
-                                             unsigned n, DType gradient, float* v) {
+__device__ __forceinline__ void decode_group(const std::byte* payload, size_t first, size_t second,
+                                             typename Block::Memory& memory, size_t group, unsigned n, DType gradient,
+                                             float* v) {
   if constexpr (std::is_same_v<Block, NoneBlock>) {
-    Block::decode(payload, first, second, group, n, v, gradient);
+    Block::decode(payload, first, second, memory, group, n, v, gradient);
   } else {
-    Block::decode(payload, first, second, group, n, v);
+    Block::decode(payload, first, second, memory, group, n, v);
   }
+}
+
+__device__ __forceinline__ uint32_t step_of(const std::byte* payload) {
+  return reinterpret_cast<const codecs::WireHeader*>(payload)->step;
 }
 
 __device__ __forceinline__ size_t groups_in(size_t count) {
@@ -103,8 +118,8 @@ __device__ __forceinline__ unsigned group_length(size_t group, size_t count) {
 
 // The lane's g of a group: the gradient, or the sum over ranks in rank order.
 template <class Block, bool kSum>
-__device__ __forceinline__ void gather_group(const EncodeJob& job, const Vector& gradient, size_t group, unsigned n,
-                                             float* x) {
+__device__ __forceinline__ void gather_group(const EncodeJob& job, const Vector& gradient,
+                                             typename Block::Memory& memory, size_t group, unsigned n, float* x) {
   if constexpr (!kSum) {
     gradient.load(group * codecs::kGroup, n, x);
   } else {
@@ -114,7 +129,7 @@ __device__ __forceinline__ void gather_group(const EncodeJob& job, const Vector&
       if (rank == job.self) {
         gradient.load(group * codecs::kGroup, n, v);
       } else {
-        decode_group<Block>(job.terms + rank * job.stride, first, second, group, n, job.dtype, v);
+        decode_group<Block>(job.terms + rank * job.stride, first, second, memory, group, n, job.dtype, v);
       }
 #pragma unroll
       for (unsigned j = 0; j < kPerLane; ++j) x[j] = rank == 0 ? v[j] : exact::add(x[j], v[j]);
@@ -147,18 +162,19 @@ __global__ void __launch_bounds__(kBlockThreads) encode_blocks(EncodeJob job) {
     if (!may_encode(job)) return;
   }
   const Seed seed = seed_of(job);
+  typename Block::Memory memory(seed.step);
   const Vector gradient(job.gradient, job.dtype);
   const bool fast_e = four_aligned(job.residual);
   const size_t groups = groups_in(job.count), step = size_t{gridDim.x} * kBlockWarps;
   for (size_t group = size_t{blockIdx.x} * kBlockWarps + threadIdx.x / 32; group < groups; group += step) {
     const unsigned n = group_length(group, job.count);
     float x[kPerLane];
-    gather_group<Block, kSum>(job, gradient, group, n, x);
+    gather_group<Block, kSum>(job, gradient, memory, group, n, x);
     float* const e = job.residual + group * codecs::kGroup;
     const bool kept = form_x<kFeedback>(e, n, fast_e, job.flush, x);
     const uint32_t max = warp_max(max_mag(x));
     if (max >= exact::kInfBits) note_non_finite(x, job.payload, job.non_finite);
-    Block::template encode<kFeedback>(job, seed, group, n, max, x);
+    Block::template encode<kFeedback>(job, seed, memory, group, n, max, x);
     if (kFeedback && !kept) store_residual(e, n, fast_e, x);
   }
 }
@@ -173,10 +189,11 @@ __global__ void __launch_bounds__(kBlockThreads) find_greatest(EncodeJob job) {
   const bool fast_e = four_aligned(job.residual);
   const size_t groups = groups_in(job.count), step = size_t{gridDim.x} * kBlockWarps;
   uint32_t greatest = 0;
+  typename Block::Memory memory(0);
   for (size_t group = size_t{blockIdx.x} * kBlockWarps + threadIdx.x / 32; group < groups; group += step) {
     const unsigned n = group_length(group, job.count);
     float x[kPerLane];
-    gather_group<Block, kSum>(job, gradient, group, n, x);
+    gather_group<Block, kSum>(job, gradient, memory, group, n, x);
     form_x<kFeedback>(job.residual + group * codecs::kGroup, n, fast_e, job.flush, x);
 #pragma unroll
     for (unsigned j = 0; j < kPerLane; ++j) {
@@ -205,12 +222,13 @@ struct DecodeJob {
 template <class Block, bool kAdd>
 __global__ void __launch_bounds__(kBlockThreads) decode_blocks(DecodeJob job) {
   if (!headers_ok(job.payload, 0, 1, 1, job.header, job.fault)) return;
+  typename Block::Memory memory(step_of(job.payload));
   const Vector out(job.out, job.dtype);
   const size_t groups = groups_in(job.count), step = size_t{gridDim.x} * kBlockWarps;
   for (size_t group = size_t{blockIdx.x} * kBlockWarps + threadIdx.x / 32; group < groups; group += step) {
     const unsigned n = group_length(group, job.count);
     float v[kPerLane];
-    decode_group<Block>(job.payload, job.first, job.second, group, n, job.gradient, v);
+    decode_group<Block>(job.payload, job.first, job.second, memory, group, n, job.gradient, v);
     float old[kPerLane];
     if constexpr (kAdd) out.load(group * codecs::kGroup, n, old);
 #pragma unroll
@@ -226,15 +244,16 @@ __global__ void __launch_bounds__(kBlockThreads) decode_blocks(DecodeJob job) {
 template <class Block>
 __global__ void __launch_bounds__(kBlockThreads) sum_blocks(DecodeJob job) {
   if (!headers_ok(job.payload, job.stride, job.ranks, job.ranks, job.header, job.fault)) return;
+  typename Block::Memory memory(step_of(job.payload));
   const Vector out(job.out, job.dtype);
   const size_t groups = groups_in(job.count), step = size_t{gridDim.x} * kBlockWarps;
   for (size_t group = size_t{blockIdx.x} * kBlockWarps + threadIdx.x / 32; group < groups; group += step) {
     const unsigned n = group_length(group, job.count);
     float sum[kPerLane];
-    decode_group<Block>(job.payload, job.first, job.second, group, n, job.gradient, sum);
+    decode_group<Block>(job.payload, job.first, job.second, memory, group, n, job.gradient, sum);
     for (unsigned rank = 1; rank < job.ranks; ++rank) {
       float v[kPerLane];
-      decode_group<Block>(job.payload + rank * job.stride, job.first, job.second, group, n, job.gradient, v);
+      decode_group<Block>(job.payload + rank * job.stride, job.first, job.second, memory, group, n, job.gradient, v);
 #pragma unroll
       for (unsigned j = 0; j < kPerLane; ++j) sum[j] = exact::add(sum[j], v[j]);
     }

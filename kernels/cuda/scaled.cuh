@@ -29,16 +29,16 @@ __device__ __forceinline__ void group_dither(const Seed& seed, size_t group, flo
   }
 }
 
-// The butterflies of int4:hadamard over a block of 128, four neighbours a lane.
+// The butterflies of int4:hadamard over a block of 128, four neighbours a lane. The upper one of a pair takes its own
+// from the other's: the sum of the other and its own with the sign changed.
 __device__ __forceinline__ void butterflies(float* y) {
-  const unsigned lane = lane_id();
 #pragma unroll
   for (unsigned mask = 16; mask > 0; mask >>= 1) {
-    const bool high = (lane & mask) != 0;
+    const uint32_t sign = (lane_id() & mask) != 0 ? 0x80000000u : 0u;
 #pragma unroll
     for (unsigned j = 0; j < 4; ++j) {
       const float other = __shfl_xor_sync(kFull, y[j], static_cast<int>(mask));
-      y[j] = high ? exact::sub(other, y[j]) : exact::add(y[j], other);
+      y[j] = exact::add(other, exact::from_bits(exact::bits(y[j]) ^ sign));
     }
   }
   codecs::butterfly(y, y + 2);
@@ -47,16 +47,47 @@ __device__ __forceinline__ void butterflies(float* y) {
   codecs::butterfly(y + 2, y + 3);
 }
 
+// The signs of a rotation, which follow from the step: made once by a CTA for the step that all payloads have as a
+// rule.
+class RotationMemory {
+ public:
+  __device__ explicit RotationMemory(uint32_t step) : step_(step) {
+    __shared__ uint32_t words[4];
+    if (threadIdx.x == 0) {
+      const codecs::PhiloxBlock signs = codecs::rotation_signs(step);
+#pragma unroll
+      for (unsigned w = 0; w < 4; ++w) words[w] = signs.word[w];
+    }
+    __syncthreads();
+    mine_ = words[lane_id() / 8] >> (lane_id() % 8 * 4);
+  }
+  /// Of the lane's four elements of a block, bits 0 to 3. All lanes ask for the same step.
+  __device__ __forceinline__ uint32_t of(uint32_t step) {
+    if (step != step_) {
+      const codecs::PhiloxBlock signs = codecs::rotation_signs(step);
+      step_ = step;
+      mine_ = 0;
+#pragma unroll
+      for (unsigned w = 0; w < 4; ++w) mine_ = lane_id() / 8 == w ? signs.word[w] >> (lane_id() % 8 * 4) : mine_;
+    }
+    return mine_;
+  }
+
+ private:
+  uint32_t step_, mine_;
+};
+
 template <class F>
 struct ScaledBlock {
+  using Memory = std::conditional_t<F::kRotated, RotationMemory, NoMemory>;
   static_assert(F::kBlock == 128 || F::kBlock == 256 || (F::kBlock == 1024 && F::kBits == 1));
   static constexpr unsigned kHalves = F::kBlock == 128 ? 2 : 1, kEach = kPerLane / kHalves;  // blocks; a lane's of each
 
   static constexpr size_t kCodeBytes = codecs::kGroup * F::kBits / 8;  // of a group
 
   template <bool kFeedback>
-  static __device__ __forceinline__ void encode(const EncodeJob& job, const Seed& seed, size_t group, unsigned n,
-                                                uint32_t max, float* x) {
+  static __device__ __forceinline__ void encode(const EncodeJob& job, const Seed& seed, Memory& memory, size_t group,
+                                                unsigned n, uint32_t max, float* x) {
     static_assert(!F::kMean);
     float u[F::kStochastic ? kPerLane : 1];
     if constexpr (F::kStochastic) group_dither(seed, group, u);
@@ -71,15 +102,15 @@ struct ScaledBlock {
         max = warp_max(max);
       }
       const uint32_t stored =
-          block<kFeedback>(seed, max, u + (F::kStochastic ? half * kEach : 0), xs, code + half * kEach);
+          block<kFeedback>(seed, memory, max, u + (F::kStochastic ? half * kEach : 0), xs, code + half * kEach);
       if (lane_id() == 0 && half * F::kBlock < n)
         reinterpret_cast<uint32_t*>(job.first)[group * kHalves + half] = stored;
     }
     put_codes(reinterpret_cast<uint8_t*>(job.second) + group * kCodeBytes, n, code);
   }
 
-  static __device__ __forceinline__ void decode(const std::byte* payload, size_t first, size_t second, size_t group,
-                                                unsigned n, float* v) {
+  static __device__ __forceinline__ void decode(const std::byte* payload, size_t first, size_t second, Memory& memory,
+                                                size_t group, unsigned n, float* v) {
     const uint8_t* const in = reinterpret_cast<const uint8_t*>(payload + second) + group * kCodeBytes;
     const uint32_t* const scales = reinterpret_cast<const uint32_t*>(payload + first);
     int32_t code[kPerLane];
@@ -98,7 +129,7 @@ struct ScaledBlock {
           const auto decoder = F::Decoder::rotated(stored);
 #pragma unroll
           for (unsigned j = 0; j < kEach; ++j) vs[j] = decoder.value(code[half * kEach + j]);
-          unrotate(rotation_step(payload), stored, vs);
+          unrotate(memory.of(step_of(payload)), stored, vs);
         } else {
           const auto decoder = F::Decoder::of(stored);
 #pragma unroll
@@ -111,8 +142,8 @@ struct ScaledBlock {
  private:
   /// Codes of a block, its scale returned; with feedback x becomes the residual, NaN where the old one stays.
   template <bool kFeedback>
-  static __device__ __forceinline__ uint32_t block(const Seed& seed, uint32_t max, const float* u, float* x,
-                                                   int32_t* code) {
+  static __device__ __forceinline__ uint32_t block(const Seed& seed, Memory& memory, uint32_t max, const float* u,
+                                                   float* x, int32_t* code) {
     using Encoder = typename F::Encoder;
     if (max == 0 || max >= exact::kInfBits) {
 #pragma unroll
@@ -132,11 +163,11 @@ struct ScaledBlock {
       }
       return encoder.stored;
     } else {
-      const codecs::PhiloxBlock signs = codecs::rotation_signs(seed.step);
+      const uint32_t signs = memory.of(seed.step);
       const auto rotation = codecs::Rotation::of(max);
       float y[kEach];
 #pragma unroll
-      for (unsigned j = 0; j < kEach; ++j) y[j] = rotation.in(x[j], codecs::rotation_sign(signs, lane_id() * 4 + j));
+      for (unsigned j = 0; j < kEach; ++j) y[j] = rotation.in(x[j], signs >> j << 31);
       butterflies(y);
       uint32_t greatest = 0;
 #pragma unroll
@@ -149,7 +180,7 @@ struct ScaledBlock {
         y[j] = decoder.value(code[j]);
       }
       if constexpr (kFeedback) {
-        unrotate(seed.step, encoder.stored, y);
+        unrotate(signs, encoder.stored, y);
 #pragma unroll
         for (unsigned j = 0; j < kEach; ++j) x[j] = exact::sub(x[j], y[j]);
       }
@@ -157,16 +188,11 @@ struct ScaledBlock {
     }
   }
 
-  static __device__ __forceinline__ uint32_t rotation_step(const std::byte* payload) {
-    return reinterpret_cast<const codecs::WireHeader*>(payload)->step;
-  }
-  static __device__ __forceinline__ void unrotate(uint32_t step, uint32_t stored, float* z) {
-    const codecs::PhiloxBlock signs = codecs::rotation_signs(step);
+  static __device__ __forceinline__ void unrotate(uint32_t signs, uint32_t stored, float* z) {
     const auto back = codecs::Unrotation::of(stored);
     butterflies(z);
 #pragma unroll
-    for (unsigned j = 0; j < kEach; ++j)
-      z[j] = stored == 0 ? 0.0f : back.out(z[j], codecs::rotation_sign(signs, lane_id() * 4 + j));
+    for (unsigned j = 0; j < kEach; ++j) z[j] = stored == 0 ? 0.0f : back.out(z[j], signs >> j << 31);
   }
 
   template <class Encoder>
@@ -253,6 +279,7 @@ __global__ void __launch_bounds__(kBlockThreads) encode_means(EncodeJob job) {
   const Vector gradient(job.gradient, job.dtype);
   const bool fast_e = four_aligned(job.residual);
   const unsigned lane = lane_id();
+  NoMemory memory(0);
   const size_t groups = groups_in(job.count), blocks = groups / kParts + (groups % kParts != 0);
   const size_t step = size_t{gridDim.x} * kBlockWarps;
   for (size_t block = size_t{blockIdx.x} * kBlockWarps + threadIdx.x / 32; block < blocks; block += step) {
@@ -267,7 +294,7 @@ __global__ void __launch_bounds__(kBlockThreads) encode_means(EncodeJob job) {
         for (unsigned j = 0; j < kPerLane; ++j) x[part][j] = 0.0f;
         continue;
       }
-      gather_group<ScaledBlock<F>, kSum>(job, gradient, group, n, x[part]);
+      gather_group<ScaledBlock<F>, kSum>(job, gradient, memory, group, n, x[part]);
       if (form_x<kFeedback>(job.residual + group * codecs::kGroup, n, fast_e, job.flush, x[part])) kept |= 1u << part;
       const uint32_t greatest = warp_max(max_mag(x[part]));
       if (greatest >= exact::kInfBits) note_non_finite(x[part], job.payload, job.non_finite);
