@@ -4,6 +4,7 @@
 
 #include "codecs/chunk_topk.h"
 #include "kernels/cuda/blocks.cuh"
+#include "kernels/cuda/entries.cuh"
 #include "kernels/cuda/group.cuh"
 
 namespace gradgate::kernels::cuda {
@@ -48,26 +49,24 @@ __global__ void __launch_bounds__(kBlockThreads) validate_chunks(ValidateJob job
 struct ChunkDecodeJob : DecodeJob {
   uint32_t c, chunk;
   size_t entries;
+  DType value;      ///< type of the values
+  size_t codes_at;  ///< of int8 values
 };
 
-template <class V>
-__device__ __forceinline__ float entry_value(const std::byte* values, size_t i) {
-  if constexpr (sizeof(V) == 4) {
-    return exact::from_bits(reinterpret_cast<const uint32_t*>(values)[i]);
-  } else {
-    return codecs::widen_bf16(reinterpret_cast<const uint16_t*>(values)[i]);
-  }
+__device__ __forceinline__ EntryValues values_of(const ChunkDecodeJob& job, const std::byte* payload) {
+  return {payload + job.first, job.value, job.codes_at};
 }
 
 // Entries added where they belong; all other elements are left alone.
-template <class V, class O>
+template <class O>
 __global__ void __launch_bounds__(kBlockThreads) add_chunks(ChunkDecodeJob job) {
   if (!no_fault(job.verdict, job.fault)) return;
   const uint16_t* const index = reinterpret_cast<const uint16_t*>(job.payload + job.second);
+  const EntryValues values = values_of(job, job.payload);
   O* const out = static_cast<O*>(job.out);
   for (size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < job.entries; i += size_t{gridDim.x} * blockDim.x) {
     O* const to = out + i / job.c * job.chunk + index[i];
-    narrow(exact::add(widen(*to), exact::mul(entry_value<V>(job.payload + job.first, i), job.scale)), to);
+    narrow(exact::add(widen(*to), exact::mul(values[i], job.scale)), to);
   }
 }
 
@@ -112,11 +111,12 @@ __device__ __forceinline__ uint32_t place_in_tile(const ChunkDecodeJob& job, con
 }
 
 // Stores: each warp builds a tile of 1024 in shared memory, zeros and its entries, and writes it in one run.
-template <class V, class O>
+template <class O>
 __global__ void __launch_bounds__(kTileWarps * 32) store_chunks(ChunkDecodeJob job) {
   __shared__ alignas(16) O tiles[kTileWarps][kTile];
   if (!no_fault(job.verdict, job.fault)) return;
   O* const tile = tiles[threadIdx.x / 32];
+  const EntryValues values = values_of(job, job.payload);
   O* const out = static_cast<O*>(job.out);
   const uint16_t* const index = reinterpret_cast<const uint16_t*>(job.payload + job.second);
   const bool fast = four_aligned(out);
@@ -130,8 +130,7 @@ __global__ void __launch_bounds__(kTileWarps * 32) store_chunks(ChunkDecodeJob j
     const TileEntries entries = entries_of_tile(job, index, begin, n);
     __syncwarp();
     for (uint32_t i = lane; i < entries.count; i += 32) {
-      narrow(exact::mul(entry_value<V>(job.payload + job.first, entries.first + i), job.scale),
-             tile + place_in_tile(job, entries, index, i));
+      narrow(exact::mul(values[entries.first + i], job.scale), tile + place_in_tile(job, entries, index, i));
     }
     __syncwarp();
     if (fast && n == kTile) {
@@ -157,7 +156,6 @@ __device__ __forceinline__ void store_tile(const Vector& out, size_t begin, uint
 }
 
 // The sum of all ranks' entries, in rank order: as store_chunks, with a tile of f32.
-template <class V>
 __global__ void __launch_bounds__(kTileWarps * 32) sum_chunks(ChunkDecodeJob job) {
   __shared__ alignas(16) float tiles[kTileWarps][kTile];
   if (!no_fault(job.verdict, job.fault)) return;
@@ -173,11 +171,12 @@ __global__ void __launch_bounds__(kTileWarps * 32) sum_chunks(ChunkDecodeJob job
     for (unsigned rank = 0; rank < job.ranks; ++rank) {
       const std::byte* const payload = job.payload + rank * job.stride;
       const uint16_t* const index = reinterpret_cast<const uint16_t*>(payload + job.second);
+      const EntryValues values = values_of(job, payload);
       const TileEntries entries = entries_of_tile(job, index, begin, n);
       __syncwarp();  // the places of one rank are distinct, those of the next are not
       for (uint32_t i = lane; i < entries.count; i += 32) {
         float* const to = tile + place_in_tile(job, entries, index, i);
-        const float d = entry_value<V>(payload + job.first, entries.first + i);
+        const float d = values[entries.first + i];
         *to = rank == 0 ? d : exact::add(*to, d);
       }
     }

@@ -10,6 +10,7 @@
 #include "codecs/chunk_topk.h"
 #include "codecs/codecs.h"
 #include "kernels/cuda/blocks.cuh"
+#include "kernels/cuda/entries.cuh"
 #include "kernels/cuda/group.cuh"
 
 namespace gradgate::kernels::cuda {
@@ -25,7 +26,10 @@ __host__ __device__ constexpr uint32_t unit_of(uint32_t chunk) { return chunk > 
 
 struct ChunkJob : EncodeJob {
   uint32_t c, chunk;
-  std::byte* spill;  ///< memory of the teams where shared memory is too small for a chunk, else null
+  DType value;         ///< type of the values
+  size_t codes_at;     ///< of int8 values in a payload
+  std::byte* entries;  ///< where values go: section 0, or room for x in the workspace
+  std::byte* spill;    ///< memory of the teams where shared memory is too small for a chunk, else null
 };
 
 __device__ __forceinline__ uint32_t key_of(float x) { return codecs::topk_key(exact::mag(x)); }
@@ -151,9 +155,10 @@ __device__ __forceinline__ uint32_t list_candidates(const float* x, uint32_t row
 
 // Values and indices of one chunk's entries; with feedback x of the chosen becomes their residual. Each warp owns
 // rows_each rows of 128; peak: the greatest keys of its lanes' fours, of rows 0, 8, 16 … in peak[0], and so on.
-template <int kWarps, class V, bool kFeedback>
+template <int kWarps, bool kFeedback>
 __device__ void select_chunk(const Team<kWarps>& team, float* x, uint16_t* list, uint32_t length, uint32_t k,
-                             uint32_t rows_each, const uint32_t* peak, V* values, uint16_t* indices) {
+                             uint32_t rows_each, const uint32_t* peak, const ChunkJob& job, size_t entry,
+                             uint16_t* indices) {
   const unsigned lane = lane_id(), warp = team.warp();
   const uint32_t rows = (length + 127) / 128;
   const uint32_t row_begin = warp * rows_each, row_end = rows < row_begin + rows_each ? rows : row_begin + rows_each;
@@ -230,16 +235,8 @@ __device__ void select_chunk(const Team<kWarps>& team, float* x, uint16_t* list,
     if (chosen) {
       const uint32_t to = place + __popc(votes & lanes_below());
       indices[to] = static_cast<uint16_t>(i);
-      float d;
-      if constexpr (sizeof(V) == 4) {
-        d = exact::canonical(v);
-        values[to] = codecs::topk_value_f32(v);
-      } else {
-        const uint16_t half = codecs::topk_value_bf16(v);
-        d = codecs::widen_bf16(half);
-        values[to] = half;
-      }
-      if (kFeedback && exact::is_finite(v)) x[i] = exact::sub(v, d);
+      put_entry(job.entries, job.value, entry + to, v);
+      if (kFeedback && exact::is_finite(v)) x[i] = left_of(v, job.value);
     }
     const uint32_t taken = __popc(equals);
     ties -= taken < ties ? taken : ties;
@@ -252,7 +249,7 @@ __device__ void select_chunk(const Team<kWarps>& team, float* x, uint16_t* list,
 __device__ __forceinline__ size_t entry_of(const ChunkJob& job, size_t begin) { return begin / job.chunk * job.c; }
 
 // The sum of all ranks' shards for the elements begin … begin+n-1, into x, in rank order.
-template <int kWarps, class V>
+template <int kWarps>
 __device__ void sum_unit(const ChunkJob& job, size_t begin, uint32_t n, float* x) {
   constexpr unsigned kThreads = kWarps * 32;
   const unsigned t = kWarps == 1 ? lane_id() : threadIdx.x;
@@ -272,16 +269,11 @@ __device__ void sum_unit(const ChunkJob& job, size_t begin, uint32_t n, float* x
         Team<kWarps>::sync();
       }
       const std::byte* term = job.terms + rank * job.stride;
-      const V* values = reinterpret_cast<const V*>(term + first) + entry;
+      const EntryValues values{term + first, job.value, job.codes_at};
       const uint16_t* indices = reinterpret_cast<const uint16_t*>(term + second) + entry;
       for (uint32_t k = t; k < entries; k += kThreads) {  // places are distinct: their chunks and indices rise
         float* to = x + k / job.c * job.chunk + indices[k];
-        float d;
-        if constexpr (sizeof(V) == 4) {
-          d = exact::from_bits(values[k]);
-        } else {
-          d = codecs::widen_bf16(values[k]);
-        }
+        const float d = values[entry + k];
         *to = rank == 0 ? d : exact::add(*to, d);
       }
     }
@@ -289,7 +281,7 @@ __device__ void sum_unit(const ChunkJob& job, size_t begin, uint32_t n, float* x
   }
 }
 
-template <class V, bool kFeedback, bool kSum, int kWarps>
+template <bool kFeedback, bool kSum, int kWarps>
 __global__ void __launch_bounds__(kWarps == 1 ? kSmallTeams * 32 : kWarps * 32, kWarps == 1 ? 6 : 3)
     encode_chunks(ChunkJob job) {
   extern __shared__ float4 shared[];  // for each team: x, and a list of as many indices
@@ -314,7 +306,7 @@ __global__ void __launch_bounds__(kWarps == 1 ? kSmallTeams * 32 : kWarps * 32, 
   for (size_t at = team_id; at < units; at += teams) {
     const size_t begin = at * unit;
     const uint32_t n = job.count - begin < unit ? static_cast<uint32_t>(job.count - begin) : unit;
-    if constexpr (kSum) sum_unit<kWarps, V>(job, begin, n, x);
+    if constexpr (kSum) sum_unit<kWarps>(job, begin, n, x);
     // Each warp forms a run of groups, and remembers of each the greatest of its lanes' fours and whether it is kept.
     const uint32_t groups = (n + kGroup - 1) / kGroup, groups_each = (groups + kWarps - 1) / kWarps;
     const uint32_t group_begin = team.warp() * groups_each;
@@ -348,17 +340,16 @@ __global__ void __launch_bounds__(kWarps == 1 ? kSmallTeams * 32 : kWarps * 32, 
     }
     team.sync();
     const size_t entry = entry_of(job, begin);
-    V* const values = reinterpret_cast<V*>(job.first) + entry;
     uint16_t* const indices = reinterpret_cast<uint16_t*>(job.second) + entry;
     if (job.chunk >= kGroup) {
-      select_chunk<kWarps, V, kFeedback>(team, x, list, n, n < job.c ? n : job.c, groups_each * 2, peak, values,
-                                         indices);
+      select_chunk<kWarps, kFeedback>(team, x, list, n, n < job.c ? n : job.c, groups_each * 2, peak, job, entry,
+                                      indices);
     } else {
       for (uint32_t from = 0, to = 0; from < n; from += job.chunk, to += job.c) {
         const uint32_t length = n - from < job.chunk ? n - from : job.chunk;
         find_peaks(x + from, length, peak);
-        select_chunk<kWarps, V, kFeedback>(team, x + from, list, length, length < job.c ? length : job.c, 2, peak,
-                                           values + to, indices + to);
+        select_chunk<kWarps, kFeedback>(team, x + from, list, length, length < job.c ? length : job.c, 2, peak, job,
+                                        entry + to, indices + to);
       }
     }
     if constexpr (kFeedback) {

@@ -5,6 +5,7 @@
 
 #include "codecs/f16.h"
 #include "codecs/layout.h"
+#include "kernels/cuda/entries.cuh"
 #include "kernels/cuda/group.cuh"
 
 namespace gradgate::kernels::cuda {
@@ -37,6 +38,15 @@ int launch(const Job& job, unsigned threads, size_t shared, size_t ctas, cudaStr
   if (ctas == 0) return cudaSuccess;
   kKernel<<<grid_for<kKernel>(threads, shared, ctas), threads, shared, stream>>>(job);
   return cudaGetLastError();
+}
+
+// The second step of int8 values.
+inline int launch_quantize(QuantizeJob* job, size_t entries, cudaStream_t stream) {
+  job->entries = entries;
+  job->codes_at = codecs::codes_offset(entries);
+  const size_t ctas = ceil_div(ceil_div(entries, codecs::kScaleRun), 8);
+  return job->residual != nullptr ? launch<quantize_entries<true>>(*job, 256, 0, ctas, stream)
+                                  : launch<quantize_entries<false>>(*job, 256, 0, ctas, stream);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "kernels/cuda/chunk_topk_encode.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/plugin.h"
+#include "kernels/cuda/randk_launch.cuh"
 #include "kernels/cuda/scaled.cuh"
 #include "kernels/cuda/topk_launch.cuh"
 
@@ -108,14 +109,22 @@ unsigned spill_ctas() {
 }
 
 constexpr size_t kVerdictBytes = 256;
+using ChunkTopk = codecs::Codec<CodecId::chunk_topk>;
+
+// A verdict, room for spilled chunks, and x of the entries where values are int8.
+size_t chunk_spill_bytes(const CodecSpec& spec) {
+  const ChunkPlan plan = chunk_plan(spec.param1);
+  return plan.spill ? ceil_div(plan.team_bytes * spill_ctas(), 256) * 256 : 0;
+}
 
 size_t workspace_of(const CodecSpec& spec, DType, size_t count) noexcept {
   if (count == 0) return 0;
   if (spec.id == CodecId::fp16) return kVerdictBytes;
   if (spec.id == CodecId::topk) return topk_workspace(spec, count);
+  if (spec.id == CodecId::randk) return randk_workspace(spec, count);
   if (spec.id != CodecId::chunk_topk) return 0;
-  const ChunkPlan plan = chunk_plan(spec.param1);
-  return kVerdictBytes + (plan.spill ? plan.team_bytes * spill_ctas() : 0);
+  const size_t deferred = spec.value == DType::u8 ? ChunkTopk::entries(spec, count) * sizeof(float) : 0;
+  return kVerdictBytes + chunk_spill_bytes(spec) + deferred;
 }
 
 template <auto kKernel>
@@ -136,22 +145,30 @@ int launch_chunks(const ChunkJob& job, const ChunkPlan& plan, size_t ctas, cudaS
   return cudaGetLastError();
 }
 
-template <class V, int kWarps>
+template <int kWarps>
 int encode_chunks_as(const ChunkJob& job, const ChunkPlan& plan, size_t ctas, cudaStream_t stream) {
   if (job.ranks > 0) {
-    return job.residual != nullptr ? launch_chunks<encode_chunks<V, true, true, kWarps>>(job, plan, ctas, stream)
-                                   : launch_chunks<encode_chunks<V, false, true, kWarps>>(job, plan, ctas, stream);
+    return job.residual != nullptr ? launch_chunks<encode_chunks<true, true, kWarps>>(job, plan, ctas, stream)
+                                   : launch_chunks<encode_chunks<false, true, kWarps>>(job, plan, ctas, stream);
   }
-  return job.residual != nullptr ? launch_chunks<encode_chunks<V, true, false, kWarps>>(job, plan, ctas, stream)
-                                 : launch_chunks<encode_chunks<V, false, false, kWarps>>(job, plan, ctas, stream);
+  return job.residual != nullptr ? launch_chunks<encode_chunks<true, false, kWarps>>(job, plan, ctas, stream)
+                                 : launch_chunks<encode_chunks<false, false, kWarps>>(job, plan, ctas, stream);
 }
 
-template <class V>
-int encode_chunks_of(const ChunkJob& job, cudaStream_t stream) {
+int encode_chunks_of(const CodecSpec& spec, const ChunkJob& job, cudaStream_t stream) {
   const ChunkPlan plan = chunk_plan(job.chunk);
   const size_t ctas = ceil_div(ceil_div(job.count, unit_of(job.chunk)), plan.teams);
-  return job.chunk <= kWarpChunk ? encode_chunks_as<V, 1>(job, plan, ctas, stream)
-                                 : encode_chunks_as<V, static_cast<int>(kLargeWarps)>(job, plan, ctas, stream);
+  const int status = job.chunk <= kWarpChunk ? encode_chunks_as<1>(job, plan, ctas, stream)
+                                             : encode_chunks_as<static_cast<int>(kLargeWarps)>(job, plan, ctas, stream);
+  if (status != cudaSuccess || spec.value != DType::u8) return status;
+  QuantizeJob quantize{};
+  static_cast<EncodeJob&>(quantize) = job;
+  quantize.x = reinterpret_cast<const float*>(job.entries);
+  quantize.section = job.first;
+  quantize.index = reinterpret_cast<const uint16_t*>(job.second);
+  quantize.c = job.c;
+  quantize.chunk = job.chunk;
+  return launch_quantize(&quantize, ChunkTopk::entries(spec, job.count), stream);
 }
 
 // Validates the payloads of a sum or of a decode: *verdict says afterwards whether to go on.
@@ -210,6 +227,9 @@ int encode_call(const EncodeCall& call, Stream handle) noexcept {
   job.chunk = call.spec.param1;
   if (call.spec.id == CodecId::chunk_topk && call.count > 0) {
     if (chunk_plan(job.chunk).spill) job.spill = call.workspace + kVerdictBytes;
+    job.value = call.spec.value;
+    job.codes_at = codecs::codes_offset(ChunkTopk::entries(call.spec, call.count));
+    job.entries = job.value == DType::u8 ? call.workspace + kVerdictBytes + chunk_spill_bytes(call.spec) : job.first;
     if (call.ranks > 0) {
       const int status = validate(call.spec, call.header, call.terms, call.stride, call.ranks, call.self,
                                   static_cast<size_t>(job.second - job.payload), call.count, call.workspace, stream);
@@ -240,8 +260,9 @@ int encode_call(const EncodeCall& call, Stream handle) noexcept {
     case CodecId::onebit:
       return encode_scaled<codecs::Codec<CodecId::onebit>>(call.spec, job, stream);
     case CodecId::chunk_topk:
-      return call.spec.value == DType::f32 ? encode_chunks_of<uint32_t>(job, stream)
-                                           : encode_chunks_of<uint16_t>(job, stream);
+      return encode_chunks_of(call.spec, job, stream);
+    case CodecId::randk:
+      return encode_randk_call(call.spec, job, call.workspace, stream);
     default:
       return cudaErrorNotSupported;
   }
@@ -274,18 +295,13 @@ int decode_none(const DecodeJob& job, bool add, cudaStream_t stream) {
   }
 }
 
-template <class V, class O>
+template <class O>
 int decode_chunks(const ChunkDecodeJob& job, bool add, cudaStream_t stream) {
   if (add)
-    return launch<add_chunks<V, O>>(job, kBlockThreads, 0, ceil_div(job.entries, kBlockThreads) + (job.entries == 0),
-                                    stream);
-  return launch<store_chunks<V, O>>(job, kTileWarps * 32, 0,
-                                    ceil_div(ceil_div(job.count, kTile), kTileWarps) + (job.count == 0), stream);
-}
-
-template <class V>
-int sum_chunks_of(const ChunkDecodeJob& job, cudaStream_t stream) {
-  return launch<sum_chunks<V>>(job, kTileWarps * 32, 0, ceil_div(ceil_div(job.count, kTile), kTileWarps), stream);
+    return launch<add_chunks<O>>(job, kBlockThreads, 0, ceil_div(job.entries, kBlockThreads) + (job.entries == 0),
+                                 stream);
+  return launch<store_chunks<O>>(job, kTileWarps * 32, 0,
+                                 ceil_div(ceil_div(job.count, kTile), kTileWarps) + (job.count == 0), stream);
 }
 
 int decode_call(const DecodeCall& call, Stream handle) noexcept {
@@ -320,6 +336,9 @@ int decode_call(const DecodeCall& call, Stream handle) noexcept {
       return decode_scaled<codecs::Codec<CodecId::int4>>(call.spec, job, call.add, stream);
     case CodecId::onebit:
       return decode_scaled<codecs::Codec<CodecId::onebit>>(call.spec, job, call.add, stream);
+    case CodecId::randk:
+      if (call.count == 0) return decode_groups<CastBlock>(job, false, stream);  // a header, and nothing else
+      return decode_randk_call(call.spec, job, call.add, stream);
     case CodecId::topk:
       if (call.count == 0) return decode_groups<CastBlock>(job, false, stream);  // a header, and nothing else
       return decode_topk(call, job, static_cast<size_t>(sections.third - call.payload), stream);
@@ -327,19 +346,17 @@ int decode_call(const DecodeCall& call, Stream handle) noexcept {
       if (call.count == 0) return decode_groups<CastBlock>(job, false, stream);  // a header, and nothing else
       job.c = call.spec.param0;
       job.chunk = call.spec.param1;
-      job.entries = codecs::Codec<CodecId::chunk_topk>::entries(call.spec, call.count);
+      job.entries = ChunkTopk::entries(call.spec, call.count);
+      job.value = call.spec.value;
+      job.codes_at = codecs::codes_offset(job.entries);
       job.verdict = reinterpret_cast<uint64_t*>(call.workspace);
       const unsigned ranks = call.ranks > 0 ? call.ranks : 1;
       const int status = validate(call.spec, call.header, call.payload, call.stride, ranks, ranks, job.second,
                                   call.count, call.workspace, stream);
       if (status != cudaSuccess) return status;
       if (call.ranks > 0)
-        return call.spec.value == DType::f32 ? sum_chunks_of<uint32_t>(job, stream)
-                                             : sum_chunks_of<uint16_t>(job, stream);
-      return with_type(call.dtype, [&](auto o) {
-        return call.spec.value == DType::f32 ? decode_chunks<uint32_t, decltype(o)>(job, call.add, stream)
-                                             : decode_chunks<uint16_t, decltype(o)>(job, call.add, stream);
-      });
+        return launch<sum_chunks>(job, kTileWarps * 32, 0, ceil_div(ceil_div(job.count, kTile), kTileWarps), stream);
+      return with_type(call.dtype, [&](auto o) { return decode_chunks<decltype(o)>(job, call.add, stream); });
     }
     default:
       return cudaErrorNotSupported;
@@ -366,7 +383,8 @@ bool has_kernels(const CodecSpec& spec) noexcept {
       return true;
     case CodecId::chunk_topk:
     case CodecId::topk:
-      return spec.value == DType::f32 || spec.value == DType::bf16;
+    case CodecId::randk:
+      return true;
     default:
       return false;
   }

@@ -76,7 +76,9 @@ __global__ void __launch_bounds__(kTopkThreads) validate_topk(TopkValidateJob jo
 }
 
 struct TopkDecodeJob : DecodeJob {
-  size_t third;  ///< where the indices begin
+  size_t third;     ///< where the indices begin
+  DType value;      ///< type of the values
+  size_t codes_at;  ///< of int8 values
 };
 
 /// The first of `size` rising indices that is not below `bound`, by all lanes at once.
@@ -94,7 +96,7 @@ __device__ __forceinline__ uint32_t warp_lower_bound(const uint16_t* index, uint
 }
 
 // Stores the one payload, or the sum of all in rank order.
-template <class V, bool kSum>
+template <bool kSum>
 __global__ void __launch_bounds__(kTopkThreads) store_topk(TopkDecodeJob job) {
   __shared__ alignas(16) float tiles[kPieceWarps][kTile];
   if (!no_fault(job.verdict, job.fault)) return;
@@ -115,11 +117,12 @@ __global__ void __launch_bounds__(kTopkThreads) store_topk(TopkDecodeJob job) {
       const uint32_t* const counts = reinterpret_cast<const uint32_t*>(payload + job.first);
       const size_t first = entries_before(counts, chunk);  // its barriers part the ranks as well
       const uint16_t* const index = reinterpret_cast<const uint16_t*>(payload + job.third) + first;
+      const EntryValues values{payload + job.second, job.value, job.codes_at};
       const uint32_t k = counts[chunk], from = warp_lower_bound(index, k, in_chunk);
       for (uint32_t i = from + lane; i < k; i += 32) {
         const uint32_t to = index[i] - in_chunk;
         if (to >= kTile) break;
-        const float d = entry_value<V>(payload + job.second, first + i);
+        const float d = values[first + i];
         if constexpr (kSum) {
           tile[to] = rank == 0 ? d : exact::add(tile[to], d);
         } else {
@@ -143,10 +146,10 @@ __global__ void __launch_bounds__(kTopkThreads) store_topk(TopkDecodeJob job) {
 }
 
 // Entries added where they belong, a CTA a chunk; all other elements are left alone.
-template <class V>
 __global__ void __launch_bounds__(kTopkThreads) add_topk(TopkDecodeJob job) {
   if (!no_fault(job.verdict, job.fault)) return;
   const uint32_t* const counts = reinterpret_cast<const uint32_t*>(job.payload + job.first);
+  const EntryValues values{job.payload + job.second, job.value, job.codes_at};
   const Vector out(job.out, job.dtype);
   const size_t chunks = chunks_of(job.count);
   for (size_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
@@ -154,7 +157,7 @@ __global__ void __launch_bounds__(kTopkThreads) add_topk(TopkDecodeJob job) {
     const uint16_t* const index = reinterpret_cast<const uint16_t*>(job.payload + job.third) + first;
     for (uint32_t i = threadIdx.x; i < counts[chunk]; i += kTopkThreads) {
       const size_t at = chunk * kTopkChunk + index[i];
-      out.put(at, exact::add(out.get(at), exact::mul(entry_value<V>(job.payload + job.second, first + i), job.scale)));
+      out.put(at, exact::add(out.get(at), exact::mul(values[first + i], job.scale)));
     }
   }
 }

@@ -16,6 +16,7 @@
 
 #include "codecs/topk.h"
 #include "kernels/cuda/blocks.cuh"
+#include "kernels/cuda/entries.cuh"
 #include "kernels/cuda/group.cuh"
 
 namespace gradgate::kernels::cuda {
@@ -65,6 +66,9 @@ struct TopkState {
 struct TopkJob : EncodeJob {
   size_t entries, capacity;  ///< of the payload, of the list
   size_t sample_step;        ///< elements from one sampled line to the next
+  DType type;                ///< of the values
+  std::byte* entry_values;   ///< where they go: section 1, or room for x in the workspace
+  uint32_t* chunk_of;        ///< null, or (int8 values, feedback) receives the chunk of each entry
   uint32_t* carried;         ///< null, or the last key of the step before
   // In the workspace.
   TopkState* state;
@@ -285,16 +289,6 @@ __device__ __forceinline__ uint32_t run_element(unsigned j) {
   return j / kPerLane * static_cast<uint32_t>(codecs::kGroup) + element(lane_id(), j % kPerLane);
 }
 
-/// What stays of x when it is sent as a V.
-template <class V>
-__device__ __forceinline__ float left_of(float x) {
-  if constexpr (sizeof(V) == 4) {
-    return exact::sub(x, exact::canonical(x));
-  } else {
-    return exact::sub(x, codecs::widen_bf16(codecs::topk_value_bf16(x)));
-  }
-}
-
 // A warp's part of a tile.
 struct TilePart {
   size_t begin;       ///< its first element
@@ -352,7 +346,7 @@ __device__ inline void make_plan(const TopkJob& job) {
 }
 
 // One read of everything, and the only one as a rule: 4 bytes an element, with feedback 12, and 6 a candidate.
-template <class V, bool kFeedback>
+template <bool kFeedback>
 __global__ void __launch_bounds__(kTopkThreads, 3) collect(TopkJob job) {
   __shared__ alignas(16) uint32_t bins[kNearBins];
   __shared__ uint32_t warp_hits[kTopkWarps];
@@ -412,7 +406,7 @@ __global__ void __launch_bounds__(kTopkThreads, 3) collect(TopkJob job) {
         job.index[at + to] = static_cast<uint16_t>(part.in_chunk + run_element(j));
         const uint32_t bin = (codecs::topk_key(exact::mag(v)) - t) >> kNearShift;
         atomicAdd(bins + (bin < kNearBins ? bin : kNearBins - 1), 1u);
-        if constexpr (kFeedback) x[j / kPerLane][j % kPerLane] = left_of<V>(v);
+        if constexpr (kFeedback) x[j / kPerLane][j % kPerLane] = left_of(v, job.type);
       });
       if constexpr (kFeedback) {
 #pragma unroll
@@ -625,7 +619,7 @@ __device__ inline Count ties_before(const TopkJob& job, size_t tile, uint32_t ow
 }
 
 // A list of exactly the entries, where the first one did not hold them.
-template <class V, bool kFeedback>
+template <bool kFeedback>
 __global__ void __launch_bounds__(kTopkThreads) recollect(TopkJob job) {
   __shared__ uint32_t warp_hits[kTopkWarps], warp_ties[kTopkWarps];
   __shared__ Count base, before;
@@ -690,7 +684,7 @@ __global__ void __launch_bounds__(kTopkThreads) recollect(TopkJob job) {
       job.value[at + to] = exact::bits(v);
       job.index[at + to] = static_cast<uint16_t>(part.in_chunk + run_element(j));
       if constexpr (kFeedback) {
-        const float left = left_of<V>(v);
+        const float left = left_of(v, job.type);
         x[j / kPerLane][j % kPerLane] = left;
         // +0 leaves +0, which is there already unless it stands for a residual that is kept.
         if (listed && exact::bits(v) != 0 && exact::is_finite(v)) job.residual[part.begin + run_element(j)] = left;
@@ -708,7 +702,7 @@ __global__ void __launch_bounds__(kTopkThreads) recollect(TopkJob job) {
 
 // The payload's sections: a CTA a run of chunks, a warp a tile. Candidates that are not entries get their residual
 // back.
-template <class V, bool kFeedback>
+template <bool kFeedback>
 __global__ void __launch_bounds__(kTopkThreads) pack(TopkJob job) {
   __shared__ uint32_t warp_greater[kTopkWarps], warp_equal[kTopkWarps];
   __shared__ Count greater_before, equal_before;
@@ -721,7 +715,6 @@ __global__ void __launch_bounds__(kTopkThreads) pack(TopkJob job) {
   const size_t each = chunks / gridDim.x + (chunks % gridDim.x != 0), begin = each * blockIdx.x;
   const size_t end = begin + each < chunks ? begin + each : chunks;
   uint32_t* const counts = reinterpret_cast<uint32_t*>(job.first);
-  V* const values = reinterpret_cast<V*>(job.second);
   uint16_t* const indices = reinterpret_cast<uint16_t*>(job.third);
   const unsigned warp = threadIdx.x / 32, lane = lane_id();
   if (threadIdx.x == 0) greater_before = 0, equal_before = 0;
@@ -762,12 +755,8 @@ __global__ void __launch_bounds__(kTopkThreads) pack(TopkJob job) {
       const unsigned votes = __ballot_sync(kFull, chosen);
       if (chosen) {
         const Count to = place + __popc(votes & ((1u << lane) - 1));
-        const float x = exact::from_bits(v);
-        if constexpr (sizeof(V) == 4) {
-          values[to] = codecs::topk_value_f32(x);
-        } else {
-          values[to] = codecs::topk_value_bf16(x);
-        }
+        put_entry(job.entry_values, job.type, to, exact::from_bits(v));
+        if (kFeedback && job.chunk_of != nullptr) job.chunk_of[to] = static_cast<uint32_t>(chunk);
         indices[to] = i;
       } else if (kFeedback && in && (v & exact::kMagMask) < exact::kInfBits) {
         e[i] = exact::from_bits(v);

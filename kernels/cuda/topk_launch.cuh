@@ -35,6 +35,9 @@ struct TopkRoom {
     take(&job->chunk_equal, chunks);
     take(&job->value, job->capacity);
     take(&job->index, job->capacity);
+    const size_t deferred = spec.value == DType::u8 ? job->entries : 0;
+    job->entry_values = job->second;
+    if (deferred > 0) take(&job->entry_values, deferred * sizeof(float)), take(&job->chunk_of, deferred);
   }
 
  private:
@@ -50,7 +53,7 @@ inline size_t topk_workspace(const CodecSpec& spec, size_t count) {
   return TopkRoom(spec, count, nullptr, &job).bytes;
 }
 
-template <class V, bool kFeedback>
+template <bool kFeedback>
 int encode_topk_as(const TopkJob& job, cudaStream_t stream) {
   constexpr unsigned kThreads = kTopkThreads;
   const size_t tiles = tiles_of(job.count), chunks = chunks_of(job.count);
@@ -58,14 +61,22 @@ int encode_topk_as(const TopkJob& job, cudaStream_t stream) {
   const cudaError_t status = static_cast<cudaError_t>(
       launch<sample_keys<kFeedback>>(job, kThreads, 0, ceil_div(sampled, kThreads * 4), stream));
   if (status != cudaSuccess) return status;
-  for (const int each : {launch<collect<V, kFeedback>>(job, kThreads, 0, tiles, stream),
+  for (const int each : {launch<collect<kFeedback>>(job, kThreads, 0, tiles, stream),
                          launch<look_first<kFeedback>>(job, kThreads, 0, tiles, stream),
                          launch<look_second<kFeedback>>(job, kThreads, 0, tiles, stream),
-                         launch<recollect<V, kFeedback>>(job, kThreads, 0, tiles, stream),
-                         launch<pack<V, kFeedback>>(job, kThreads, 0, chunks, stream)}) {
+                         launch<recollect<kFeedback>>(job, kThreads, 0, tiles, stream),
+                         launch<pack<kFeedback>>(job, kThreads, 0, chunks, stream)}) {
     if (each != cudaSuccess) return each;
   }
-  return cudaSuccess;
+  if (job.type != DType::u8) return cudaSuccess;
+  QuantizeJob quantize{};
+  static_cast<EncodeJob&>(quantize) = job;
+  quantize.x = reinterpret_cast<const float*>(job.entry_values);
+  quantize.section = job.second;
+  quantize.index = reinterpret_cast<const uint16_t*>(job.third);
+  quantize.chunk_of = job.chunk_of;
+  quantize.chunk = kTopkChunk;
+  return launch_quantize(&quantize, job.entries, stream);
 }
 
 inline int encode_topk(const CodecSpec& spec, const EncodeJob& encode, uint32_t* carried, std::byte* workspace,
@@ -76,20 +87,15 @@ inline int encode_topk(const CodecSpec& spec, const EncodeJob& encode, uint32_t*
   const TopkRoom room(spec, encode.count, workspace, &job);
   const cudaError_t cleared = cudaMemsetAsync(workspace, 0, room.zero_bytes, stream);
   if (cleared != cudaSuccess) return cleared;
-  if (job.residual == nullptr) {
-    return spec.value == DType::f32 ? encode_topk_as<uint32_t, false>(job, stream)
-                                    : encode_topk_as<uint16_t, false>(job, stream);
-  }
-  return spec.value == DType::f32 ? encode_topk_as<uint32_t, true>(job, stream)
-                                  : encode_topk_as<uint16_t, true>(job, stream);
+  job.type = spec.value;
+  return job.residual == nullptr ? encode_topk_as<false>(job, stream) : encode_topk_as<true>(job, stream);
 }
 
-template <class V>
-int store_topk_of(const TopkDecodeJob& job, bool add, cudaStream_t stream) {
+inline int store_topk_of(const TopkDecodeJob& job, bool add, cudaStream_t stream) {
   const size_t pieces = ceil_div(job.count, kPiece);
-  if (job.ranks > 0) return launch<store_topk<V, true>>(job, kTopkThreads, 0, pieces, stream);
-  if (add) return launch<add_topk<V>>(job, kTopkThreads, 0, chunks_of(job.count), stream);
-  return launch<store_topk<V, false>>(job, kTopkThreads, 0, pieces, stream);
+  if (job.ranks > 0) return launch<store_topk<true>>(job, kTopkThreads, 0, pieces, stream);
+  if (add) return launch<add_topk>(job, kTopkThreads, 0, chunks_of(job.count), stream);
+  return launch<store_topk<false>>(job, kTopkThreads, 0, pieces, stream);
 }
 
 // Validates the payloads of `ranks`, without that of `self`: the verdict, at the start of the workspace, says
@@ -124,8 +130,9 @@ inline int decode_topk(const DecodeCall& call, const DecodeJob& decode, size_t t
   const unsigned ranks = call.ranks > 0 ? call.ranks : 1;
   const int checked = validate_topk_payloads(call, call.stride, ranks, ranks, stream);
   if (checked != cudaSuccess) return checked;
-  return call.spec.value == DType::f32 ? store_topk_of<uint32_t>(job, call.add, stream)
-                                       : store_topk_of<uint16_t>(job, call.add, stream);
+  job.value = call.spec.value;
+  job.codes_at = codecs::codes_offset(VectorTopk::entries(call.spec, call.count));
+  return store_topk_of(job, call.add, stream);
 }
 
 }  // namespace

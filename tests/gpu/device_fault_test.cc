@@ -170,7 +170,8 @@ TEST_P(DeviceFault, TheFirstRankAtFaultIsNamedAndNothingIsWritten) {
 std::string name_of(const ::testing::TestParamInfo<const char*>& p) { return test_name(p.param); }
 INSTANTIATE_TEST_SUITE_P(Codecs, DeviceFault,
                          ::testing::Values("none", "bf16", "fp16", "int8", "int4:hadamard", "onebit",
-                                           "chunk-topk:8/1024", "chunk-topk:3/2048:bf16", "topk:0.01"),
+                                           "chunk-topk:8/1024", "chunk-topk:3/2048:bf16", "chunk-topk:8/1024:int8",
+                                           "topk:0.01", "topk:0.01:int8", "randk:0.01"),
                          name_of);
 INSTANTIATE_TEST_SUITE_P(Codecs, DeviceIndexFault,
                          ::testing::Values("chunk-topk:8/1024", "chunk-topk:3/2048:bf16", "chunk-topk:2/32"), name_of);

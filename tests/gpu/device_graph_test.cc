@@ -77,7 +77,8 @@ TEST_P(DeviceGraph, ReplaysReadTheStepAndCarryTheResidual) {
 
 INSTANTIATE_TEST_SUITE_P(Codecs, DeviceGraph,
                          ::testing::Values("none", "bf16", "fp16", "int8", "int8:sr", "int4:hadamard:sr", "onebit",
-                                           "chunk-topk:8/1024", "chunk-topk:20/4096", "topk:0.01", "topk:0.05:bf16"),
+                                           "chunk-topk:8/1024", "chunk-topk:20/4096", "topk:0.01", "topk:0.05:bf16",
+                                           "topk:0.02:int8", "chunk-topk:8/1024:int8", "randk:0.01"),
                          [](const auto& p) { return test_name(p.param); });
 
 }  // namespace
