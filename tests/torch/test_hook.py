@@ -1,5 +1,6 @@
 """The compressed path under everything DDP does to buckets."""
 
+import math
 import warnings
 
 import pytest
@@ -388,6 +389,25 @@ def test_two_ranks_need_one_collective_a_bucket(pool):
 def test_more_ranks_keep_the_exchange_of_the_codec(pool):
     plain, two = (pool.run(3, by_exchange, "int8" + exchange) for exchange in ("", "@two_shot"))
     assert equal(plain, two)
+
+
+def in_rounds(codec, always):
+    ddp = wrap(Linear(1001))  # which no number of ranks here divides
+    state = gate(ddp, mode="on", codecs=[codec])
+    chosen = state._core.communicator.rounds_from
+    state._core.communicator.rounds_from = 0 if always else math.inf
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    seen = [backward(ddp, torch.randn(1001, generator=generator)) for _ in range(4)]
+    return chosen, seen
+
+
+@pytest.mark.parametrize("codec", ["int8", "bf16", "chunk-topk:8/1024"])
+@pytest.mark.parametrize("size", [3, 4])
+def test_an_all_to_all_in_rounds_gives_the_same_bits(pool, size, codec):
+    rounds, at_once = (pool.run(size, in_rounds, codec, always) for always in (True, False))
+    assert all(equal(seen, at_once[0][1]) for _, seen in [*rounds, *at_once])
+    for results in (rounds, at_once):
+        assert len({chosen for chosen, _ in results}) == 1  # the ranks measured, and agreed
 
 
 def test_only_two_shots_become_all_gathers_and_names_are_kept():

@@ -67,10 +67,12 @@ class Core:
         self._held: list[Arrival] = []
         self._skip = False
         try:
+            self.communicator.choose_all_to_all()
             self.session = Session(self.communicator.handle, log=log, say=say, **options)
-        except Error as error:
+        except Exception as error:
             self.communicator.close()
-            raise self._enrich(error) from self.communicator.failure
+            cause = self.communicator.failure or (None if isinstance(error, Error) else error)
+            raise self._enrich(error) from cause
 
     def close(self) -> None:
         if self.session is not None:

@@ -1,7 +1,10 @@
 """torch.distributed as a communicator of the native library: blocking collectives on the memory it names."""
 
 import ctypes
+import math
 import os
+import statistics
+import time
 from datetime import timedelta
 
 import torch
@@ -14,6 +17,8 @@ from .._native import Error
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.uint8)
 DTYPE_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 _BYTES = (4, 2, 2, 8, 1)
+# What choose_all_to_all() times: bytes to each rank, calls after one to warm up; and what rounds must gain.
+TRIAL_BYTES, TRIALS, TRIAL_GAIN = (16 << 10, 64 << 10, 256 << 10), 3, 0.05
 # Named anew in torch 2.13.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -59,6 +64,7 @@ class Communicator:
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.failure: BaseException | None = None
+        self.rounds_from = math.inf  # bytes to each rank from which all_to_all goes in rounds; the same on every rank
         self._text = ctypes.create_string_buffer(400)
         self._ops = _native.CommunicatorOps(
             ctypes.sizeof(_native.CommunicatorOps),
@@ -110,8 +116,48 @@ class Communicator:
         _all_gather(result, view_memory(send, count, dtype), group=self.group)
 
     def _all_to_all(self, send, recv, count, dtype, _timeout) -> None:
-        result = view_memory(recv, self.size * count, dtype)
-        dist.all_to_all_single(result, view_memory(send, self.size * count, dtype), group=self.group)
+        result, given = view_memory(recv, self.size * count, dtype), view_memory(send, self.size * count, dtype)
+        (self._in_rounds if count * _BYTES[dtype] >= self.rounds_from else self._at_once)(result, given)
+
+    def _at_once(self, result: torch.Tensor, given: torch.Tensor) -> None:
+        dist.all_to_all_single(result, given, group=self.group)
+
+    def _in_rounds(self, result: torch.Tensor, given: torch.Tensor) -> None:
+        """In round i to the i-th rank after this one, and from the i-th before it: no link carries two messages."""
+        if given.numel() == 0:
+            return
+        to, into = given.view(torch.uint8).chunk(self.size), result.view(torch.uint8).chunk(self.size)
+        into[self.rank].copy_(to[self.rank])
+        for distance in range(1, self.size):
+            after, before = (self.rank + distance) % self.size, (self.rank - distance) % self.size
+            received = self.group.recv([into[before]], before, 0)
+            sent = self.group.send([to[after]], after, 0)
+            received.wait()
+            sent.wait()
+
+    def choose_all_to_all(self) -> None:
+        """Collective. gloo sends to all ranks at once. Where the link is the bottleneck large messages then get in each
+        other's way, and rounds of one message a link are faster; small ones, or ranks that are slow to wake up, would
+        only wait for more rounds. Both are timed.
+        """
+        if self.size <= 2:
+            return
+        seconds = torch.zeros(len(TRIAL_BYTES), 2, 1 + TRIALS, dtype=torch.float64)
+        for size, row in zip(TRIAL_BYTES, seconds):
+            given = torch.zeros(self.size * size, dtype=torch.uint8)
+            result = torch.empty_like(given)
+            for trial in range(1 + TRIALS):
+                for operation, times in zip((self._at_once, self._in_rounds), row):
+                    dist.barrier(group=self.group)
+                    begin = time.perf_counter()
+                    operation(result, given)
+                    times[trial] = time.perf_counter() - begin
+        dist.all_reduce(seconds, dist.ReduceOp.MAX, group=self.group)
+        for size, row in reversed(list(zip(TRIAL_BYTES, seconds.tolist()))):
+            at_once, in_rounds = (statistics.median(times[1:]) for times in row)
+            if in_rounds >= (1 - TRIAL_GAIN) * at_once:
+                break
+            self.rounds_from = size
 
     def _reduce_scatter(self, send, recv, count, dtype, _timeout) -> None:
         result = view_memory(recv, count, dtype)

@@ -220,7 +220,7 @@ class GateState:
             buffer.div_(self._size)
         else:
             buffer.mul_(1.0 / self._size)
-        work = dist.all_reduce(buffer, group=self._group, async_op=True)
+        work = self._group.allreduce([buffer])  # dist.all_reduce checks and logs for as long again
         return work.get_future().then(lambda future: future.value()[0])
 
     def _reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

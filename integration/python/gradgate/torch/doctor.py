@@ -52,6 +52,7 @@ def advise(params: int, step_s: float, dtype: torch.dtype, codecs: str, group: d
     decisions: list[dict] = []
     session = None
     try:
+        communicator.choose_all_to_all()
         session = Session(
             communicator.handle,
             "observe",
