@@ -12,8 +12,8 @@ struct Fp8 {
   static constexpr uint32_t kExponentShift = 23 - kMantissa;
   static constexpr uint32_t kBias = static_cast<uint32_t>(126 + kLeast) << 23;  // f32 bits of code 0's octave
   static constexpr uint32_t kLeastNormal = kBias + (1u << 23);
-  static constexpr uint32_t kRounder = static_cast<uint32_t>(127 + kLeast - kMantissa + 23) << 23;
-  static constexpr float kLargest = __builtin_bit_cast(float, (kLargestCode << kExponentShift) + kBias);
+  static constexpr uint32_t kLargestBits = (kLargestCode << kExponentShift) + kBias;
+  static constexpr float kLargest = __builtin_bit_cast(float, kLargestBits);
 
   /// v is finite.
   GRADGATE_HD static uint32_t round(float v) {
@@ -26,13 +26,16 @@ struct Fp8 {
     }
     return both;
 #else
-    const uint32_t b = exact::bits(v), m = b & exact::kMagMask, small = exact::below_mask(m, kLeastNormal);
-    // In the binade of kRounder floats are one subnormal step apart: the addition rounds to it. Others add nothing.
-    const uint32_t sum = exact::bits(exact::add(exact::from_bits(m), exact::from_bits(small & kRounder)));
-    const uint32_t half = (1u << (kExponentShift - 1)) - 1;
-    const uint32_t normal = (sum - kBias + half + ((sum >> kExponentShift) & 1u)) >> kExponentShift;
-    const uint32_t code = exact::choose(small, sum - kRounder, normal);
-    return ((b >> 24) & 0x80u) | (code < kLargestCode ? code : kLargestCode);
+    const uint32_t b = exact::bits(v);
+    const int32_t m = least(static_cast<int32_t>(b & exact::kMagMask), static_cast<int32_t>(kLargestBits));
+    // The octave whose codes are as far apart as they are around v: that of v, or the least one. In the binade of
+    // `rounder` floats are just as far apart, so the addition rounds v to a number of such steps.
+    const int32_t octave = greatest(m & static_cast<int32_t>(exact::kInfBits), static_cast<int32_t>(kLeastNormal));
+    const int32_t rounder = octave + static_cast<int32_t>(kExponentShift << 23);
+    const float sum = exact::add(float_of(m), float_of(rounder));
+    const uint32_t steps = exact::bits(sum) - static_cast<uint32_t>(rounder);
+    const uint32_t octaves = (static_cast<uint32_t>(octave) - kLeastNormal) >> kExponentShift;
+    return ((b >> 24) & 0x80u) | (steps + octaves);
 #endif
   }
   GRADGATE_HD static float value(uint32_t code) {
@@ -48,6 +51,12 @@ struct Fp8 {
     return exact::from_bits((code & 0x80u) << 24 | exact::bits(size));
 #endif
   }
+
+ private:
+  // Of signed integers: what every instruction set can compare.
+  GRADGATE_HD static int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
+  GRADGATE_HD static int32_t greatest(int32_t a, int32_t b) { return a > b ? a : b; }
+  GRADGATE_HD static float float_of(int32_t bits) { return exact::from_bits(static_cast<uint32_t>(bits)); }
 };
 using E4m3 = Fp8<3, -6, 0x7e>;
 using E5m2 = Fp8<2, -14, 0x7b>;
@@ -78,6 +87,7 @@ struct Codec<CodecId::fp8> {
   static constexpr const char* kSummary = "one byte of floating point per element, e4m3 or e5m2, f32 scale per 256";
   static constexpr bool kFeedback = true, kDefaultFeedback = false;
   static constexpr int kFidelity = 40;
+  static int fidelity(const CodecSpec& spec) noexcept { return kFidelity + (spec.param1 != 0 ? 5 : 0); }
   static constexpr Exchange kExchange = Exchange::two_shot;
   static constexpr unsigned kTravels = kByShards;
 

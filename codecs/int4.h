@@ -78,6 +78,10 @@ struct Codec<CodecId::int4> {
   static constexpr const char* kSummary = "four bits per element, f32 scale per 128 (hadamard: of the rotated block)";
   static constexpr bool kFeedback = true, kDefaultFeedback = true;
   static constexpr int kFidelity = 50;
+  /// A rotation spreads outliers, so it never loses much more and often less; stochastic rounding doubles the variance.
+  static int fidelity(const CodecSpec& spec) noexcept {
+    return kFidelity - ((spec.param1 & 1) != 0 ? 2 : 0) + ((spec.param1 & 2) != 0 ? 5 : 0);
+  }
   static constexpr Exchange kExchange = Exchange::two_shot;
   static constexpr unsigned kTravels = kByShards;
 

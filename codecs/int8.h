@@ -24,6 +24,8 @@ struct Codec<CodecId::int8> {
   static constexpr const char* kSummary = "one byte per element, f32 scale per 256 (sr: rounded stochastically)";
   static constexpr bool kFeedback = true, kDefaultFeedback = false;
   static constexpr int kFidelity = 30;
+  /// Stochastic rounding: an error of twice the variance, and still a third of fp8's.
+  static int fidelity(const CodecSpec& spec) noexcept { return kFidelity + (spec.param1 != 0 ? 5 : 0); }
   static constexpr Exchange kExchange = Exchange::two_shot;
   static constexpr unsigned kTravels = kByShards;
 

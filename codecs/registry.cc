@@ -254,6 +254,17 @@ const CodecInfo& codec_info(CodecId id) noexcept {
   return kUnknown;
 }
 
+int codec_fidelity(const CodecSpec& spec) noexcept {
+  const int plain = codec_info(spec.id).fidelity;
+  return visit(spec.id, plain, [&](auto codec) {
+    if constexpr (requires { codec.fidelity(spec); }) {
+      return codec.fidelity(spec);
+    } else {
+      return plain;
+    }
+  });
+}
+
 bool codec_takes(const CodecSpec& spec, DType gradient) noexcept {
   return valid_spec(spec) && visit(spec.id, false, [&](auto codec) { return codec.takes(gradient); });
 }

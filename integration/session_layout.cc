@@ -196,7 +196,7 @@ Status SessionImpl::make_gate() {
     gate::CandidateInfo info;
     std::snprintf(info.name, sizeof(info.name), "%.47s", format_candidate(candidates_[c]).text);
     info.exchange = candidates_[c].exchange;
-    info.fidelity = codec_info(candidates_[c].codec.id).fidelity;
+    info.fidelity = codec_fidelity(candidates_[c].codec);
     info.feedback = candidates_[c].codec.feedback;
     infos.push_back(info);
   }

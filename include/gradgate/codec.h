@@ -41,11 +41,15 @@ struct CodecInfo {
   const char* grammar;  ///< e.g. "chunk-topk:c/B[:f32|:bf16|:int8]"
   const char* summary;
   bool default_feedback;
-  int fidelity;       ///< 0 = exact; greater is lossier. Orders the gate's candidates.
+  int fidelity;       ///< codec_fidelity() of the plain variant
   Exchange exchange;  ///< what carries its payload unless told otherwise
 };
 GRADGATE_API std::span<const CodecInfo> codec_infos() noexcept;
 GRADGATE_API const CodecInfo& codec_info(CodecId id) noexcept;
+
+/// Place in the order of the gate's candidates: 0 = exact, greater is lossier. Variants that lose more or less than the
+/// plain codec have places of their own.
+GRADGATE_API int codec_fidelity(const CodecSpec& spec) noexcept;
 
 /// Whether the codec takes gradients of this dtype (table in docs/format.md).
 GRADGATE_API bool codec_takes(const CodecSpec& spec, DType gradient) noexcept;

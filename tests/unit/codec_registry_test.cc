@@ -170,6 +170,26 @@ TEST(CodecList, IsClosed) {
   EXPECT_EQ(codec_info(CodecId::none).fidelity, 0);
 }
 
+// From exact to lossy, variants in their places.
+TEST(CodecList, FidelityOrdersVariantsToo) {
+  constexpr const char* kOrder[] = {"none",      "fp16",
+                                    "bf16",      "int8",
+                                    "int8:sr",   "fp8",
+                                    "fp8:e5m2",  "int4:hadamard",
+                                    "int4",      "int4:hadamard:sr",
+                                    "int4:sr",   "chunk-topk:8/1024",
+                                    "topk:0.01", "randk:0.01",
+                                    "onebit"};
+  for (size_t i = 1; i < std::size(kOrder); ++i)
+    EXPECT_LT(codec_fidelity(spec_of(kOrder[i - 1])), codec_fidelity(spec_of(kOrder[i]))) << kOrder[i];
+  for (const CodecInfo& info : codec_infos()) {
+    CodecSpec plain;
+    plain.id = info.id;
+    EXPECT_EQ(codec_fidelity(plain), info.fidelity) << info.name;
+  }
+  EXPECT_EQ(codec_fidelity(spec_of("int8:ef")), codec_fidelity(spec_of("int8"))) << "feedback changes no single error";
+}
+
 TEST(CodecList, TakesWhatTheTableSays) {
   const auto takes = [](const char* text) {
     std::string all;

@@ -148,7 +148,7 @@ std::vector<CodecWork> measure_codec_work(Ranks& ranks, const Arguments& argumen
       CodecWork work;
       work.candidate = codec.candidate();
       work.name = codec.text;
-      work.fidelity = codec_info(codec.spec.id).fidelity;
+      work.fidelity = codec_fidelity(codec.spec);
       const ExchangeShape shape{.candidate = work.candidate,
                                 .count = count,
                                 .dtype = arguments.dtype,

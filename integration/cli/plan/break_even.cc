@@ -86,7 +86,7 @@ PlanCell Planner::cell(uint32_t ranks, double bytes) const {
     const CodecSpec& spec = codecs_.list[candidate.codec].codec.spec;
     cell.costs.push_back(cost);
     costs.push_back(
-        {cost.encode_s, cost.transfer_s, cost.decode_s, cost.payload_bytes, codec_info(spec.id).fidelity, false});
+        {cost.encode_s, cost.transfer_s, cost.decode_s, cost.payload_bytes, codec_fidelity(spec), false});
     if (spec.id == CodecId::bf16 && cost.offered() && !(cell.bf16_s <= cost.total_s())) cell.bf16_s = cost.total_s();
   }
   cell.decision = gate::decide(cell.dense.seconds, cell.bytes, costs);

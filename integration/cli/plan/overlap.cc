@@ -67,7 +67,7 @@ bool offered(const Planner& planner, const OverlapInput& input, size_t i, double
 
 int fidelity(const Planner& planner, int candidate) {
   const size_t codec = planner.candidates()[static_cast<size_t>(candidate) - 1].codec;
-  return codec_info(planner.codecs().list[codec].codec.spec.id).fidelity;
+  return codec_fidelity(planner.codecs().list[codec].codec.spec);
 }
 
 std::string step_cell(const OverlapChoice& choice) {
