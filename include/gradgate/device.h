@@ -34,7 +34,8 @@ struct EncodeArgs {
   const uint32_t* step = nullptr;  ///< where set, takes the place of seed.step when the work runs: replays of a graph
   bool flush = false;              ///< all of e takes part (docs/format.md §2, rule 2)
   uint64_t* non_finite = nullptr;  ///< where set, grows by the elements of x that were Inf or NaN
-  uint32_t* threshold = nullptr;   ///< topk: as for the CPU, a word that is 0 at first and carried from step to step
+  uint32_t* threshold = nullptr;   ///< a word that is 0 at first and carried from step to step, which saves reading:
+                                   ///< topk: as for the CPU; fp16 without feedback: the greatest magnitude
 };
 /// Encodes gradient (+ residual) into payload. Errors of the arguments are returned at once and nothing is enqueued.
 GRADGATE_API Status encode(const CodecSpec& spec, const EncodeArgs& args, Stream stream) noexcept;

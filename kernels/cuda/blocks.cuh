@@ -205,6 +205,42 @@ __global__ void __launch_bounds__(kBlockThreads) find_greatest(EncodeJob job) {
   if (lane_id() == 0 && greatest > 0) atomicMax(job.greatest, greatest);
 }
 
+// fp16 in one read, where the scale of the step before still holds: the power of two that a vector needs seldom
+// changes. Encodes by *guess and finds the greatest; kAgain: encodes by that, if the scale was another one.
+template <bool kAgain>
+__global__ void __launch_bounds__(kBlockThreads) encode_guessed(EncodeJob job, const uint32_t* guess) {
+  EncodeJob by = job;
+  if constexpr (kAgain) {
+    if (codecs::Fp16Scale::of(*job.greatest).stored == codecs::Fp16Scale::of(*guess).stored) return;
+  } else {
+    by.greatest = const_cast<uint32_t*>(guess);
+  }
+  const Vector gradient(job.gradient, job.dtype);
+  NoMemory memory(0);
+  const size_t groups = groups_in(job.count), step = size_t{gridDim.x} * kBlockWarps;
+  uint32_t greatest = 0;
+  for (size_t group = size_t{blockIdx.x} * kBlockWarps + threadIdx.x / 32; group < groups; group += step) {
+    const unsigned n = group_length(group, job.count);
+    float x[kPerLane];
+    gradient.load(group * codecs::kGroup, n, x);
+    if constexpr (!kAgain) {
+      bool finite = true;
+#pragma unroll
+      for (unsigned j = 0; j < kPerLane; ++j) {
+        const uint32_t m = exact::mag(x[j]);
+        greatest = m < exact::kInfBits ? max(greatest, m) : greatest;
+        finite &= m < exact::kInfBits;
+      }
+      if (!__all_sync(kFull, finite)) note_non_finite(x, job.payload, job.non_finite);
+    }
+    Fp16Block::encode<false>(by, job.seed, memory, group, n, 0, x);
+  }
+  if constexpr (!kAgain) {
+    greatest = warp_max(greatest);
+    if (lane_id() == 0 && greatest > 0) atomicMax(job.greatest, greatest);
+  }
+}
+
 struct DecodeJob {
   codecs::WireHeader header;
   const std::byte* payload;

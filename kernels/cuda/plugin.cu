@@ -52,9 +52,21 @@ int encode_scaled(const CodecSpec& spec, const EncodeJob& job, cudaStream_t stre
   });
 }
 
-int encode_fp16(const EncodeJob& job, cudaStream_t stream) {
+// `carried`: null, or the greatest magnitude of the step before. With feedback it is no help: the residual would have
+// been written by a scale that may not hold.
+int encode_fp16(const EncodeJob& job, uint32_t* carried, cudaStream_t stream) {
   const cudaError_t cleared = cudaMemsetAsync(job.greatest, 0, sizeof(uint32_t), stream);
   if (cleared != cudaSuccess) return cleared;
+  if (carried != nullptr && job.residual == nullptr && job.ranks == 0) {
+    const size_t ctas = ceil_div(groups_of(job.count), kBlockWarps);
+    encode_guessed<false>
+        <<<grid_for<encode_guessed<false>>(kBlockThreads, 0, ctas), kBlockThreads, 0, stream>>>(job, carried);
+    encode_guessed<true>
+        <<<grid_for<encode_guessed<true>>(kBlockThreads, 0, ctas), kBlockThreads, 0, stream>>>(job, carried);
+    const cudaError_t status = cudaGetLastError();
+    if (status != cudaSuccess) return status;
+    return cudaMemcpyAsync(carried, job.greatest, sizeof(uint32_t), cudaMemcpyDeviceToDevice, stream);
+  }
   const int found = launch_encoder<find_greatest<Fp16Block, false, false>, find_greatest<Fp16Block, true, false>,
                                    find_greatest<Fp16Block, false, true>, find_greatest<Fp16Block, true, true>>(
       job, ceil_div(groups_of(job.count), kBlockWarps), stream);
@@ -250,7 +262,7 @@ int encode_call(const EncodeCall& call, Stream handle) noexcept {
     case CodecId::bf16:
       return encode_groups<CastBlock>(job, stream);
     case CodecId::fp16:
-      return encode_fp16(job, stream);
+      return encode_fp16(job, call.threshold, stream);
     case CodecId::int8:
       return encode_scaled<codecs::Codec<CodecId::int8>>(call.spec, job, stream);
     case CodecId::fp8:

@@ -68,7 +68,9 @@ TEST_P(DeviceGraph, ReplaysReadTheStepAndCarryTheResidual) {
     if (feedback) {
       ASSERT_TRUE(bytes_equal(e.data(), slot.fetch(), kCount * 4, 4)) << "step " << step;
     }
-    ASSERT_TRUE(bytes_equal(&threshold, threshold_word.fetch(), 4)) << "step " << step;
+    if (spec.id == CodecId::topk) {
+      ASSERT_TRUE(bytes_equal(&threshold, threshold_word.fetch(), 4)) << "step " << step;
+    }
     ASSERT_TRUE(bytes_equal(&no_fault, fault.fetch(), 8));
   }
   ASSERT_CUDA(cudaGraphExecDestroy(exec));

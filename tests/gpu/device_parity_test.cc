@@ -1,5 +1,7 @@
 // Every codec x dtype x feedback x generator x size: the device gives the CPU's bytes (payload, residual, decoded
 // output, sums) and writes nothing else.
+#include <algorithm>
+#include <bit>
 #include <tuple>
 
 #include "tests/gpu/gpu_fixture.h"
@@ -291,6 +293,44 @@ class DeviceCodecs : public Gpu {};
 TEST_F(DeviceCodecs, TheListOfThisTestIsTheDevices) {
   for (const char* text : kSpecs)
     EXPECT_EQ(device::takes(spec_of(text), DType::f32), has_kernels(spec_of(text))) << text;
+}
+
+// fp16 by the scale of the step before, right or wrong: the same bytes, and the greatest magnitude of this step is
+// left.
+class DeviceFp16 : public Gpu {};
+TEST_F(DeviceFp16, AnyGuessOfTheScaleGivesTheBytesOfTheCpu) {
+  const CodecSpec spec = spec_of("fp16");
+  for (const size_t n : {size_t{1}, size_t{255}, size_t{257}, size_t{10001}, size_t{70000}}) {
+    for (const Gen gen : kAllGens) {
+      if (n > 60000 && gen != Gen::gaussian && gen != Gen::non_finite) continue;
+      const Gradient g = Gradient::of(gen, n, 3, DType::f32);
+      uint32_t greatest = 0;
+      for (const float v : generate(gen, n, 3)) {
+        const uint32_t m = std::bit_cast<uint32_t>(v) & 0x7fffffffu;
+        if (m < 0x7f800000u) greatest = std::max(greatest, m);
+      }
+      const CpuEncoded cpu = encode_on_cpu(spec, g, nullptr, false, {});
+      for (const uint32_t guess : {0u, greatest, greatest / 2, greatest + (1u << 23), 0x3f800000u, 0xffffffffu}) {
+        SCOPED_TRACE(std::string(gen_name(gen)) + " n=" + std::to_string(n) + " guess " + std::to_string(guess));
+        DeviceBuffer gradient(g.data(), g.bytes(), n % 2 * 4), payload(cpu.payload.size()), word(&guess, 4);
+        DeviceBuffer workspace(device::workspace_bytes(spec, DType::f32, n));
+        const uint64_t zero = 0;
+        DeviceBuffer odd(&zero, 8);
+        device::EncodeArgs args;
+        args.gradient = {gradient.data(), n, DType::f32};
+        args.payload = {payload.data(), payload.size()};
+        args.workspace = {workspace.data(), workspace.size()};
+        args.threshold = word.as<uint32_t>();
+        args.non_finite = odd.as<uint64_t>();
+        ASSERT_TRUE(device::encode(spec, args, stream_).ok());
+        ASSERT_CUDA(cudaStreamSynchronize(stream_));
+        ASSERT_TRUE(bytes_equal(cpu.payload.data(), payload.fetch(), payload.size(), 2));
+        ASSERT_TRUE(bytes_equal(&greatest, word.fetch(), 4)) << "what is carried on";
+        ASSERT_TRUE(bytes_equal(&cpu.stats.non_finite, odd.fetch(), 8)) << "counted once, however often encoded";
+        ASSERT_TRUE(payload.intact() && word.intact());
+      }
+    }
+  }
 }
 
 class DeviceFold : public Gpu {};
