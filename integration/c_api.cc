@@ -146,6 +146,8 @@ int gg_session_create(gg_comm* comm, const gg_session_options* options, gg_sessi
                  {p.all_reduce_alpha_s, p.all_reduce_beta_bytes_per_s},
                  {p.all_gather_alpha_s, p.all_gather_beta_bytes_per_s},
                  {p.all_to_all_alpha_s, p.all_to_all_beta_bytes_per_s}};
+    o.ranks_per_node = options->ranks_per_node;
+    o.node_link = {options->node_link_alpha_s, options->node_link_beta_bytes_per_s};
     auto holder = std::make_unique<gg_session>();
     if (const Status s = gradgate::Session::create(*comm->comm, o, &holder->session, &message); !s.ok())
       return report(s, message, why, why_bytes);

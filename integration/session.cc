@@ -91,16 +91,19 @@ Status SessionImpl::start(Message* why) {
     return StatusCode::invalid_argument;
   }
   for (const Candidate& candidate : listed) {
-    if (candidate.exchange == Exchange::hierarchical) {
-      why->format("codecs: %s: a session reduces over one link; hierarchical is for run_exchange() with NodeTiers",
-                  format_candidate(candidate).text);
+    const bool two_tiers = candidate.exchange == Exchange::hierarchical;
+    const Exchange carrier = two_tiers ? candidate.between : candidate.exchange;
+    if (two_tiers && (options_.ranks_per_node == 0 || comm_.on_device())) {
+      why->format("codecs: %s: hierarchical needs ranks_per_node, and host memory", format_candidate(candidate).text);
       return StatusCode::invalid_argument;
     }
-    if (codec_travels_by(candidate.codec, candidate.exchange)) continue;
-    why->format("codecs: %s does not travel by %s", format_codec(candidate.codec).text,
-                exchange_name(candidate.exchange));
+    if (codec_travels_by(candidate.codec, candidate.exchange) && carrier != Exchange::hierarchical &&
+        codec_travels_by(candidate.codec, carrier))
+      continue;
+    why->format("codecs: %s does not travel by %s", format_codec(candidate.codec).text, exchange_name(carrier));
     return StatusCode::invalid_argument;
   }
+  GRADGATE_TRY(check_nodes(why));
 
   std::string names;
   for (const Candidate& candidate : listed) {
@@ -113,14 +116,26 @@ Status SessionImpl::start(Message* why) {
       agreed_field("codecs", "%s", names.c_str()),
       agreed_field("seed", "%llu", static_cast<unsigned long long>(options_.seed)),
       agreed_field("link", "alpha %.17g s, beta %.17g B/s", options_.link.alpha_s, options_.link.beta_bytes_per_s),
+      agreed_field("nodes", "%d ranks each, alpha %.17g s, beta %.17g B/s", options_.ranks_per_node,
+                   options_.node_link.alpha_s, options_.node_link.beta_bytes_per_s),
   };
   GRADGATE_TRY(agree_on(control(), fields, options_.timeout_s, why));
 
+  bool two_tiers = false;
+  for (const Candidate& candidate : listed) two_tiers = two_tiers || candidate.exchange == Exchange::hierarchical;
+  if (two_tiers && options_.mode != Mode::off)
+    GRADGATE_TRY(split_nodes(comm_, options_.ranks_per_node, options_.timeout_s, &tiers_, why));
+
   if (options_.mode == Mode::automatic || options_.mode == Mode::observe) {
     const double start = comm_.now();
+    const bool node_given = options_.node_link.beta_bytes_per_s != 0;
     if (link_given) {
-      link_ = gate::link_model({options_.link.alpha_s, options_.link.beta_bytes_per_s},
-                               static_cast<uint32_t>(comm_.size()));
+      const gate::Link link{options_.link.alpha_s, options_.link.beta_bytes_per_s};
+      const gate::Link inside =
+          node_given ? gate::Link{options_.node_link.alpha_s, options_.node_link.beta_bytes_per_s} : link;
+      link_ = two_tiers ? gate::two_level_model(inside, link, static_cast<uint32_t>(comm_.size()),
+                                                static_cast<uint32_t>(options_.ranks_per_node))
+                        : gate::link_model(link, static_cast<uint32_t>(comm_.size()));
     } else {
       bool calibrated = false;
       Message ignored;
@@ -133,9 +148,28 @@ Status SessionImpl::start(Message* why) {
                                         : probe_link(comm_, options_.timeout_s, &link_, why));
       }
     }
+    if (two_tiers && !link_given) GRADGATE_TRY(probe_nodes(comm_, tiers_, options_.timeout_s, &link_, why));
     stats_.gate_s += comm_.now() - start;
   }
   return {};
+}
+
+Status SessionImpl::check_nodes(Message* why) noexcept {
+  const int nodes = options_.ranks_per_node;
+  if (nodes < 0 || (nodes > 0 && comm_.size() % nodes != 0)) {
+    why->format("ranks_per_node is %d, accepted: 0, or a divisor of the %d ranks", nodes, comm_.size());
+    return StatusCode::invalid_argument;
+  }
+  const LinkSpec& link = options_.node_link;
+  if (link.alpha_s == 0 && link.beta_bytes_per_s == 0) return {};
+  if (nodes > 0 && options_.link.beta_bytes_per_s > 0 && link.alpha_s >= 0 && link.beta_bytes_per_s > 0 &&
+      std::isfinite(link.alpha_s) && std::isfinite(link.beta_bytes_per_s))
+    return {};
+  why->format(
+      "node_link is alpha %g s, beta %g B/s, accepted: alpha >= 0, beta > 0 beside ranks_per_node and link, or "
+      "both 0",
+      link.alpha_s, link.beta_bytes_per_s);
+  return StatusCode::invalid_argument;
 }
 
 SessionImpl::Turn SessionImpl::turn(const Bucket& bucket, const gate::StepPlan& plan) const noexcept {
@@ -153,6 +187,9 @@ SessionImpl::Turn SessionImpl::turn(const Bucket& bucket, const gate::StepPlan& 
       break;
   }
   const Candidate& candidate = candidates_[plan.candidate];
+  // A hierarchical exchange looks only at the residual of this rank's shard: what other exchanges or another layout
+  // left elsewhere goes out first.
+  if (candidate.exchange == Exchange::hierarchical && bucket.pending && !bucket.in_shards) return flush;
   if (candidate.codec.feedback) return {candidate, plan.candidate, Feedback::apply};
   // The codec before this one kept a residual and this one does not: one dense step sends what is left first.
   if (bucket.pending) return flush;
@@ -202,14 +239,18 @@ Status SessionImpl::all_reduce(uint32_t index, Vec gradient, Stream stream) noex
 
   ExchangeTimes times;
   Message why;
-  if (const Status s = run_exchange(comm_, args, options_.timeout_s, options_.virtual_rates, &times, &why); !s.ok()) {
+  if (const Status s = run_exchange(comm_, args, options_.timeout_s, options_.virtual_rates, &times, &why, &tiers_);
+      !s.ok()) {
     Message full;
     full.format("bucket %u step %llu: %s", index, static_cast<unsigned long long>(step_),
                 why.text[0] ? why.text : s.message());
     if (!can_go_on(bucket, now, times, s)) return fail(s, full);
     return reduce_dense_instead(index, gradient, now, full);
   }
-  if (now.feedback == Feedback::apply) bucket.pending = true;
+  if (now.feedback == Feedback::apply) {
+    bucket.pending = true;
+    bucket.in_shards = now.candidate.exchange == Exchange::hierarchical;
+  }
   if (now.feedback == Feedback::flush) bucket.pending = false;
   watch_result(gradient);
   if (guarded) end_guard(index, args, reading);

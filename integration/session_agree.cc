@@ -163,6 +163,28 @@ Status probe_link(Communicator& comm, double timeout_s, gate::LinkModel* link, M
   }
 }
 
+Status probe_nodes(Communicator& comm, const NodeTiers& tiers, double timeout_s, gate::LinkModel* link,
+                   Message* why) noexcept {
+  gate::LinkModel inside, between;
+  GRADGATE_TRY(probe_link(*tiers.node, timeout_s, &inside, why));
+  GRADGATE_TRY(probe_link(*tiers.between, timeout_s, &between, why));
+  // One rank in a node, or one node: nothing travels there.
+  if (tiers.node->size() == 1) inside = gate::link_model({0, 1}, 1);
+  if (tiers.between->size() == 1) between = gate::link_model({0, 1}, 1);
+  double numbers[] = {inside.all_gather.fixed_s,     inside.all_gather.per_byte_s, between.all_reduce.fixed_s,
+                      between.all_reduce.per_byte_s, between.all_gather.fixed_s,   between.all_gather.per_byte_s,
+                      between.all_to_all.fixed_s,    between.all_to_all.per_byte_s};
+  if (const Status s = comm.broadcast(numbers, std::size(numbers), DType::f64, 0, {}, Deadline::after(timeout_s));
+      !s.ok()) {
+    why->format("probing the nodes: %s", comm.last_error());
+    return s;
+  }
+  const auto line = [&](size_t i) { return gate::LinearCost{numbers[2 * i], numbers[2 * i + 1]}; };
+  // A probe that did not fit leaves NaN, and hierarchical without a price.
+  link->node = {line(0), line(1), line(2), line(3), static_cast<uint32_t>(tiers.node->size())};
+  return {};
+}
+
 uint64_t fnv1a64(const void* data, size_t size, uint64_t hash) noexcept {
   const auto* bytes = static_cast<const unsigned char*>(data);
   for (size_t i = 0; i < size; ++i) hash = (hash ^ bytes[i]) * 0x100000001b3ull;

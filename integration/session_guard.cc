@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "integration/comm/half.h"
+#include "integration/comm/hierarchical_layout.h"
 #include "integration/comm/two_shot_layout.h"
 #include "integration/session_impl.h"
 
@@ -30,8 +31,13 @@ void each_value(const Vec& v, size_t first, size_t count, Visit visit) noexcept 
   }
 }
 
-/// The part of the vector that this rank owns in stage 2; empty for exchanges of one stage.
+/// The part of the vector that this rank owns in stage 2, or whose node's sum it encodes; empty for exchanges of one
+/// stage.
 comm::Shard owned(const ExchangeShape& shape) noexcept {
+  if (shape.candidate.exchange == Exchange::hierarchical) {
+    const comm::NodeShard shard(shape);
+    return {shard.first, shard.count};
+  }
   if (shape.candidate.exchange != Exchange::two_shot) return {};
   return comm::Shards(shape)[shape.rank];
 }

@@ -40,6 +40,10 @@ Status probe_device_link(Communicator& comm, Communicator& control, const Place&
 /// FNV-1a over bytes, 64 bits: layouts and state files.
 uint64_t fnv1a64(const void* data, size_t size, uint64_t hash = 0xcbf29ce484222325ull) noexcept;
 
+/// The parts of a model that are about nodes, probed over both tiers; rank 0's on every rank.
+Status probe_nodes(Communicator& comm, const NodeTiers& tiers, double timeout_s, gate::LinkModel* link,
+                   Message* why) noexcept;
+
 class SessionImpl final : public Session {
  public:
   SessionImpl(Communicator& comm, const SessionOptions& options);
@@ -74,6 +78,7 @@ class SessionImpl final : public Session {
     bool has_residual = false;   ///< some candidate of this bucket uses feedback
     size_t residual_offset = 0;  ///< into residuals_
     bool pending = false;        ///< the residual may hold unsent gradient
+    bool in_shards = false;      ///< what is pending lies in the shards of a hierarchical exchange
     uint32_t threshold = 0;      ///< topk: of its last step
     bool saved = false;          ///< before_ holds this bucket's residual as it was before the step that runs
     bool pending_before = false;
@@ -102,6 +107,7 @@ class SessionImpl final : public Session {
     void* ready = nullptr;  ///< event: when the trainer's stream had the gradient
   };
 
+  Status check_nodes(Message* why) noexcept;
   static Status check_layout(std::span<const BucketLayout> buckets, Message* why);
   Status build_layout(std::span<const BucketLayout> buckets);
   Status make_gate();
@@ -148,6 +154,7 @@ class SessionImpl final : public Session {
   SessionOptions options_;
   std::vector<Candidate> candidates_;  ///< [0] is dense; the gate numbers them the same way
   gate::LinkModel link_;
+  NodeTiers tiers_;  ///< where a candidate is hierarchical
   gate::Gate gate_;
 
   std::vector<Bucket> buckets_;

@@ -74,6 +74,7 @@ Status SessionImpl::set_layout(std::span<const BucketLayout> buckets) noexcept {
 ExchangeShape SessionImpl::shape_of(const Bucket& bucket, const Candidate& candidate) const noexcept {
   ExchangeShape shape{candidate, bucket.count, bucket.dtype, comm_.rank(), comm_.size(), options_.executor.width};
   shape.device = place_.on_device();
+  if (candidate.exchange == Exchange::hierarchical) shape.ranks_per_node = options_.ranks_per_node;
   return shape;
 }
 
@@ -196,6 +197,7 @@ Status SessionImpl::make_gate() {
     gate::CandidateInfo info;
     std::snprintf(info.name, sizeof(info.name), "%.47s", format_candidate(candidates_[c]).text);
     info.exchange = candidates_[c].exchange;
+    info.between = candidates_[c].between;
     info.fidelity = codec_fidelity(candidates_[c].codec);
     info.feedback = candidates_[c].codec.feedback;
     infos.push_back(info);

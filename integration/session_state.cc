@@ -19,7 +19,7 @@ struct StateHeader {
 struct ParamRecord {
   uint64_t param_id = 0, count = 0, flags = 0;
 };
-constexpr uint64_t kHasResidual = 1, kPending = 2;
+constexpr uint64_t kHasResidual = 1, kPending = 2, kInShards = 4;
 
 constexpr size_t padded(size_t bytes) { return (bytes + 7) / 8 * 8; }
 
@@ -90,7 +90,8 @@ Status SessionImpl::save_state(Bytes out, size_t* written) const noexcept {
   for (const Bucket& bucket : buckets_) {
     for (const ParamSlice& slice : bucket.slices) {
       const ParamRecord record{slice.param_id, slice.count,
-                               (bucket.has_residual ? kHasResidual : 0) | (bucket.pending ? kPending : 0)};
+                               (bucket.has_residual ? kHasResidual : 0) | (bucket.pending ? kPending : 0) |
+                                   (bucket.in_shards ? kInShards : 0)};
       put(&record, sizeof(record));
       if (!bucket.has_residual) continue;
       const size_t bytes = slice.count * sizeof(float);
@@ -226,9 +227,11 @@ Status SessionImpl::load_state(ConstBytes state) noexcept {
     bool any_pending = false;
     for (Bucket& bucket : buckets_) {
       bucket.pending = false;
+      bucket.in_shards = true;  // where another layout left any of it elsewhere, all of it goes out first
       for (const ParamSlice& slice : bucket.slices) {
         const Loaded& loaded = params[slice.param_id];
         bucket.pending = bucket.pending || (loaded.flags & kPending) != 0;
+        bucket.in_shards = bucket.in_shards && gate_kept && (loaded.flags & kInShards) != 0;
         if (!bucket.has_residual) continue;
         float* to = residuals_.floats() + bucket.residual_offset + slice.offset;
         const size_t bytes = slice.count * sizeof(float);

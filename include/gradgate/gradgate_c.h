@@ -95,6 +95,9 @@ typedef struct gg_session_options {
   double error_budget;     /* relative error at which the guard demotes a codec without feedback */
   gg_link_profile profile; /* spares the probe where every rank has the same, for this number of ranks; else it is
                               ignored, which explain says in one line */
+  int ranks_per_node;      /* 0, or consecutive ranks that share a node: codecs may then be "codec@hierarchical" */
+  double node_link_alpha_s; /* a known link inside a node, beside link; both 0: that of link, or probed */
+  double node_link_beta_bytes_per_s;
 } gg_session_options;
 
 typedef struct gg_param_slice {

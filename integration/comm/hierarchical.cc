@@ -16,6 +16,9 @@ namespace {
 using comm::HierarchicalBuffers;
 using comm::NodeShard;
 
+// In the word of a block: other nodes do not know of the failure.
+constexpr uint32_t kUntold = 0x100;
+
 static_assert(std::is_trivially_destructible_v<ExchangeMachine>, "the machine between nodes lives in the workspace");
 
 void narrow(const float* from, size_t count, DType dtype, std::byte* to) noexcept {
@@ -90,12 +93,16 @@ Status ExchangeMachine::next_hierarchical(CollectiveCall* call) noexcept {
     call->tier = Tier::between;
     if (status.ok() && call->kind != Collective::none) return {};
     non_finite_ += between->non_finite();
-    if (!status.ok()) blame(status, between->last_error());
+    if (!status.ok() && failed_.ok()) {
+      blame(status, between->last_error());
+      told_ = between->told();  // of this shard's ranks, one in every node
+    }
     phase_ = Phase::stage3;
     std::byte* own = block(shard.local);
     const kernels::cpu::IeeeScope ieee;
     std::memset(own, 0, buffers.block_bytes);
-    const uint32_t word[2] = {static_cast<uint32_t>(failed_.code()), args_.seed.step};
+    const uint32_t untold = !failed_.ok() && !told_ ? kUntold : 0;
+    const uint32_t word[2] = {static_cast<uint32_t>(failed_.code()) | untold, args_.seed.step};
     std::memcpy(own, word, sizeof word);
     narrow(buffers.shard, shard.count, shape.dtype, own + HierarchicalBuffers::kWord);
     *call = {Collective::all_gather, own, buffers.blocks, buffers.block_bytes, DType::u8, Tier::node};
@@ -108,12 +115,13 @@ Status ExchangeMachine::next_hierarchical(CollectiveCall* call) noexcept {
     const int peer = shard.node * shard.per_node + local;
     Message text;
     if (word[0] != 0) {
-      const Status theirs = static_cast<StatusCode>(word[0]);
+      const Status theirs = static_cast<StatusCode>(word[0] & ~kUntold);
       text.format("%s over hierarchical: rank %d failed: %s", format_codec(shape.candidate.codec).text, peer,
                   theirs.message());
       // What differs between ranks differs for this one too.
       blame(theirs.code() == StatusCode::peer_mismatch ? StatusCode::peer_mismatch : StatusCode::peer_failed,
             text.text);
+      told_ = (word[0] & kUntold) == 0;
     } else if (word[1] != args_.seed.step) {
       text.format("%s over hierarchical: step: rank %d is at step %u, rank %d at step %u",
                   format_codec(shape.candidate.codec).text, peer, word[1], shape.rank, args_.seed.step);

@@ -77,7 +77,20 @@ TEST(SessionErrors, RefusesBadOptionsNamingTheField) {
     static const Candidate impossible{codec("int8"), Exchange::all_reduce};
     refused([](SessionOptions& o) { o.candidates = {&impossible, 1}; }, "int8 does not travel by all_reduce");
     static const Candidate two_tiers{codec("int8"), Exchange::hierarchical, Exchange::two_shot};
-    refused([](SessionOptions& o) { o.candidates = {&two_tiers, 1}; }, "int8@hierarchical: a session reduces over one");
+    refused(
+        [](SessionOptions& o) {
+          o.candidates = {&two_tiers, 1};
+        },
+        "int8@hierarchical: hierarchical needs ranks_per_node");
+    refused([](SessionOptions& o) { o.ranks_per_node = 7; }, "ranks_per_node is 7, accepted: 0, or a divisor of");
+    refused([](SessionOptions& o) { o.ranks_per_node = -1; }, "ranks_per_node is -1");
+    refused([](SessionOptions& o) { o.node_link = {1e-6, 1e9}; }, "node_link is alpha 1e-06 s, beta 1e+09 B/s");
+    static const Candidate wrong_inside{codec("int8"), Exchange::hierarchical, Exchange::all_reduce};
+    refused(
+        [](SessionOptions& o) {
+          o.ranks_per_node = 1, o.candidates = {&wrong_inside, 1};
+        },
+        "int8 does not travel by all_reduce");
   });
 }
 

@@ -43,7 +43,7 @@ struct Ledger {
   }
 };
 
-void law_run(const char* spec, Mode mode, int ranks, uint64_t seed, double tolerance) {
+void law_run(const char* spec, Mode mode, int ranks, uint64_t seed, double tolerance, int ranks_per_node = 0) {
   SCOPED_TRACE(std::string(spec) + " ranks " + std::to_string(ranks) + " seed " + std::to_string(seed));
   const Model model{{300, 1, 0, 700, 5000}};
   std::vector<Ledger> ledgers(static_cast<size_t>(ranks), Ledger(model));
@@ -56,6 +56,7 @@ void law_run(const char* spec, Mode mode, int ranks, uint64_t seed, double toler
     ASSERT_TRUE(parse_candidate(spec, &candidate, nullptr).ok());
     const auto session = make_session(comm, mode, {}, [&](SessionOptions& options) {
       options.candidates = {&candidate, 1};
+      options.ranks_per_node = ranks_per_node;
     });
     std::mt19937_64 random(seed);  // equal on all ranks: every rank makes the same calls
     std::vector<std::vector<size_t>> groups = {{0, 1, 2, 3, 4}};
@@ -134,6 +135,9 @@ TEST(ConservationLaw, HoldsExactlyForTopkOnIntegersThroughGateFlushAndRegrouping
     law_run("topk:0.1", Mode::on, 4, seed, 0);
     law_run("randk:0.02", Mode::automatic, 2, seed, 0);
     law_run("randk:0.1", Mode::on, 4, seed, 0);
+    law_run("chunk-topk:8/1024@hierarchical", Mode::on, 4, seed, 0, 2);
+    law_run("topk:0.02@hierarchical", Mode::automatic, 4, seed, 0, 2);
+    law_run("chunk-topk:3/32@hierarchical", Mode::automatic, 4, seed, 0, 1);
   }
 }
 

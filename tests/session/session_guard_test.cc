@@ -117,7 +117,14 @@ class Damaging final : public Communicator {
   }
   Status barrier(Stream q, Deadline d) noexcept override { return inner_.barrier(q, d); }
   Status split(int c, int k, std::unique_ptr<Communicator>* out, Deadline d) noexcept override {
-    return inner_.split(c, k, out, d);
+    const Status status = inner_.split(c, k, out, d);
+    // The second split of a session over nodes is the one between them.
+    if (status.ok() && ++splits_ == 2) {
+      auto part = std::make_unique<Damaging>(**out, at_);
+      part->owned_ = std::move(*out);
+      *out = std::move(part);
+    }
+    return status;
   }
   void abort() noexcept override { inner_.abort(); }
   double now() const noexcept override { return inner_.now(); }
@@ -127,8 +134,37 @@ class Damaging final : public Communicator {
 
  private:
   Communicator& inner_;
-  int at_;
+  std::unique_ptr<Communicator> owned_;
+  int at_, splits_ = 0;
 };
+
+// Between two of four ranks: the others hear of it in their nodes, and all repeat the step dense.
+TEST(SessionFailure, AFailureBetweenNodesReachesEveryRank) {
+  on_ranks(4, nullptr, [&](int rank, Communicator& bare) {
+    Damaging comm(bare, rank == 1 ? 2 : -1);
+    Candidate candidate;
+    ASSERT_TRUE(parse_candidate("int8@hierarchical", &candidate, nullptr).ok());
+    auto session = make_session(comm, Mode::on, {}, [&](SessionOptions& o) {
+      o.candidates = {&candidate, 1};
+      o.ranks_per_node = 2;
+    });
+    ASSERT_TRUE(set_simple_layout(*session, {kCount}).ok());
+    ASSERT_TRUE(session->set_gradient_scale(1).ok());
+    std::vector<float> g(kCount);
+    for (uint64_t step = 0; step < 5; ++step) {
+      for (size_t i = 0; i < kCount; ++i) g[i] = 4 * small_integer(rank, step, i);
+      ASSERT_TRUE(session->all_reduce(0, {g.data(), kCount, DType::f32}).ok()) << session->last_error();
+      if (step != 2) continue;
+      for (size_t i = 0; i < kCount; ++i) {
+        const float sum = small_integer(0, step, i) + small_integer(1, step, i) + small_integer(2, step, i) +
+                          small_integer(3, step, i);
+        ASSERT_NEAR(g[i], sum, 1e-5) << i;  // the plain dense average
+      }
+    }
+    EXPECT_EQ(session->stats().failed_exchanges, 1u);
+    EXPECT_EQ(session->stats().compressed_buckets, 4u);
+  });
+}
 
 TEST(SessionFailure, AllRanksRepeatAFailedExchangeDenseAndGoOn) {
   for (const char* name : {"int8", "chunk-topk:8/1024"}) {

@@ -91,6 +91,9 @@ class SessionOptions(ctypes.Structure):
         ("explain_context", c_void_p),
         ("error_budget", c_double),
         ("profile", LinkProfile),
+        ("ranks_per_node", c_int),
+        ("node_link_alpha_s", c_double),
+        ("node_link_beta_bytes_per_s", c_double),
     ]
 
 
