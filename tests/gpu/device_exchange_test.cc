@@ -55,7 +55,8 @@ TEST_P(EveryCandidate, EndsWithTheBytesOfThreadRanks) {
 INSTANTIATE_TEST_SUITE_P(Device, EveryCandidate,
                          testing::Values("bf16", "fp16", "int8", "int8:sr", "fp8", "int4", "int4:hadamard", "onebit",
                                          "chunk-topk:8/1024", "chunk-topk:8/1024:bf16", "int8@all_gather",
-                                         "chunk-topk:8/1024@all_gather", "onebit@all_gather", "topk:0.01"),
+                                         "chunk-topk:8/1024@all_gather", "onebit@all_gather", "topk:0.01",
+                                         "topk:0.01:int8", "chunk-topk:8/1024:int8", "randk:0.01@all_gather"),
                          [](const auto& at) { return test_name(at.param); });
 
 using DeviceExchange = NcclRanks;
