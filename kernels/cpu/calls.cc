@@ -32,7 +32,7 @@ size_t task_bytes(const CodecSpec& spec) noexcept {
   return round_up(tile_elements(spec) * sizeof(float) + scratch_bytes(spec), kWorkAlign);
 }
 
-// decode_sum: tiles small enough for the first cache, and for topk a cursor into each payload.
+// decode_sum: tiles small enough for the first cache; the sections of each payload, and for topk a cursor into it.
 struct SumPlan {
   Split split;
   size_t tile, stride;
@@ -40,7 +40,7 @@ struct SumPlan {
   SumPlan(const CodecSpec& spec, size_t count, size_t ranks, unsigned width) noexcept
       : split(count, shard_alignment(spec), width),
         tile(spec.id == CodecId::topk ? kSumElements : tile_elements(spec)) {
-    const size_t cursors = spec.id == CodecId::topk ? ranks * sizeof(TopkCursor) : 0;
+    const size_t cursors = ranks * (sizeof(codecs::Sections<const std::byte>) + sizeof(TopkCursor));
     stride = round_up(tile * sizeof(float) + cursors, kWorkAlign);
   }
 };
@@ -77,6 +77,17 @@ Status check_encode(const CodecSpec& spec, ConstVec gradient, const float* resid
   }
   codecs::bind_payload(spec, gradient.dtype, gradient.count, payload.data(), sections);
   return {};
+}
+
+// How many elements a payload has entries for; 0 for codecs that send all.
+size_t entries_of(const CodecSpec& spec, size_t count) noexcept {
+  return codecs::visit(spec.id, size_t{0}, [&](auto codec) -> size_t {
+    if constexpr (requires { codec.entries(spec, count); }) {
+      return codec.entries(spec, count);
+    } else {
+      return 0;
+    }
+  });
 }
 
 // Zeros from the end of a section to the next multiple of 16.
@@ -216,6 +227,7 @@ Status decode(const Loops& loops, const CodecSpec& spec, const DecodeArgs& args)
   job.second = sections.second;
   job.third = sections.third;
   job.count = out.count;
+  job.entries = entries_of(spec, out.count);
   job.step = step_of(sections.header);
   job.out = out.data;
   job.dtype = out.dtype;
@@ -246,28 +258,32 @@ Status decode_sum(const Loops& loops, const CodecSpec& spec, const DecodeSumArgs
   }
   const SumJob job{out.dtype, args.scale, out_bytes >= kStreamBytes};
   const SumPlan plan(spec, out.count, args.payloads.size(), args.executor.width);
+  const size_t entries = entries_of(spec, out.count);
   std::byte* const workspace = aligned_workspace(args.workspace);
   const size_t element = dtype_bytes(out.dtype);
   for_each_task(args.executor, plan.split, out.count, [&](size_t begin, size_t end, size_t index) {
     std::byte* const own = workspace + index * plan.stride;
     float* const sum = reinterpret_cast<float*>(own);
-    auto* const cursors = reinterpret_cast<TopkCursor*>(own + plan.tile * sizeof(float));
+    auto* const sections = reinterpret_cast<codecs::Sections<const std::byte>*>(own + plan.tile * sizeof(float));
+    auto* const cursors = reinterpret_cast<TopkCursor*>(sections + args.payloads.size());
+    for (size_t rank = 0; rank < args.payloads.size(); ++rank) {
+      codecs::Sections<const std::byte>* parts = new (&sections[rank]) codecs::Sections<const std::byte>;
+      codecs::bind_payload(spec, args.gradient, out.count, args.payloads[rank].data(), parts);
+      if (spec.id == CodecId::topk) new (&cursors[rank]) TopkCursor(topk_cursor(parts->first, begin));
+    }
     for (size_t at = begin; at < end; at += plan.tile) {
       const size_t to = end - at < plan.tile ? end : at + plan.tile;
       for (size_t rank = 0; rank < args.payloads.size(); ++rank) {
-        codecs::Sections<const std::byte> parts;
-        codecs::bind_payload(spec, args.gradient, out.count, args.payloads[rank].data(), &parts);
+        const codecs::Sections<const std::byte>& parts = sections[rank];
         DecodeJob term;
         term.spec = spec;
+        term.entries = entries;
         term.gradient = args.gradient;
         term.step = step_of(parts.header);
         term.first = parts.first;
         term.second = parts.second;
         term.third = parts.third;
-        if (spec.id == CodecId::topk) {
-          if (at == begin) new (&cursors[rank]) TopkCursor(topk_cursor(parts.first, begin));
-          term.cursor = &cursors[rank];
-        }
+        if (spec.id == CodecId::topk) term.cursor = &cursors[rank];
         term.count = out.count;
         term.out = sum;
         term.origin = at;
@@ -304,6 +320,7 @@ Status reduce_encode(const Loops& loops, const CodecSpec& spec, const ReduceArgs
   const Split split(count, shard_alignment(spec), args.executor.width);
   if (deferred_bytes(spec, count) > 0) job.deferred = reinterpret_cast<float*>(workspace + split.tasks * stride);
   // Forms the sum tile by tile and hands each to use(job of the tile, its begin and end, scratch).
+  const size_t entries = entries_of(spec, count);
   const auto for_each_sum = [&](const auto& use) {
     for_each_task(args.executor, split, count, [&](size_t begin, size_t end, size_t index) {
       float* const sum = reinterpret_cast<float*>(workspace + index * stride);
@@ -323,6 +340,7 @@ Status reduce_encode(const Loops& loops, const CodecSpec& spec, const ReduceArgs
             codecs::Sections<const std::byte> parts;
             codecs::bind_payload(spec, dtype, count, args.payloads[rank].data(), &parts);
             term.spec = spec;
+            term.entries = entries;
             term.step = step_of(parts.header);
             term.first = parts.first;
             term.second = parts.second;

@@ -52,6 +52,7 @@ struct DecodeJob {
   const std::byte* third = nullptr;
   TopkCursor* cursor = nullptr;  ///< topk: for tiles that are not whole chunks, in ascending order
   size_t count = 0;              ///< of the whole vector
+  size_t entries = 0;            ///< of the whole payload, for codecs that send some elements
   uint32_t step = 0;             ///< of the payload's header
   void* out = nullptr;
   size_t origin = 0;

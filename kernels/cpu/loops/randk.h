@@ -139,7 +139,7 @@ template <class V, class O, bool kAdd>
 void decode_sample(const DecodeJob& job, size_t begin, size_t end) {
   codecs::SampleWords words;
   __builtin_memcpy(&words, job.first, sizeof words);
-  const codecs::Sample sample(words, job.count, codecs::Codec<CodecId::randk>::entries(job.spec, job.count));
+  const codecs::Sample sample(words, job.count, job.entries);
   const V* value = reinterpret_cast<const V*>(job.second);
   SampleWalk walk(sample, begin);
   constexpr size_t kPart = 1024;

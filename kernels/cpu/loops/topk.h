@@ -90,7 +90,7 @@ uint64_t encode_chunks(const EncodeJob& job, size_t begin, size_t end, std::byte
 template <class V, class O, bool kAdd>
 void decode_chunks(const DecodeJob& job, size_t begin, size_t end) {
   const size_t c = job.spec.param0, chunk = job.spec.param1;
-  const EntryValues<V> value(job.first, codecs::Codec<CodecId::chunk_topk>::entries(job.spec, job.count));
+  const EntryValues<V> value(job.first, job.entries);
   size_t entry = begin / chunk * c;  // the first of the chunk
   const uint16_t* index = reinterpret_cast<const uint16_t*>(job.second) + entry;
   O* out = static_cast<O*>(job.out) + (begin - job.origin);

@@ -399,7 +399,7 @@ constexpr TopkLoops kTopkLoops = {topk_sample, topk_count, topk_gather, topk_col
 template <class V, class O, bool kAdd>
 void decode_vector_topk(const DecodeJob& job, size_t begin, size_t end) {
   const uint32_t* counts = reinterpret_cast<const uint32_t*>(job.first);
-  const EntryValues<V> value(job.second, codecs::Codec<CodecId::topk>::entries(job.spec, job.count));
+  const EntryValues<V> value(job.second, job.entries);
   const uint16_t* index = reinterpret_cast<const uint16_t*>(job.third);
   TopkCursor own;
   TopkCursor* at = job.cursor;
