@@ -59,7 +59,8 @@ int run(Arguments& arguments, const Context& context, const OptionSet& options) 
   codecs.restrict_to(setup.dtype);
   const std::vector<uint64_t> list = sizes(arguments);
 
-  const std::unique_ptr<Ranks> ranks = Ranks::open("-t/--ranks", arguments.ranks);
+  const std::unique_ptr<Ranks> ranks = Ranks::open("-t/--ranks", arguments.ranks, setup.device);
+  if (setup.device == Device::cuda) codecs.restrict_to_device(setup.dtype);
   arguments.output.silent = !ranks->prints();
   for (const NamedCodec& codec : codecs.codecs) {
     if (codec.exchange != Exchange::hierarchical) continue;
@@ -100,7 +101,8 @@ void add_allreduce(CLI::App& program, Context& context) {
                                      "  gradgate allreduce -b 64K -e 16M -f 4 --ranks 4\n"
                                      "  gradgate allreduce -c int8,none -b 1M -e 64M --link 1gbit:50us -n 5\n"
                                      "  gradgate allreduce -c int8,bf16,none -b 1M -e 1M --ranks 8 --link ib-ndr --virtual --codec-rate 2GB/s\n"
-                                     "  mpirun -n 4 gradgate allreduce -c int8,none\n\n"
+                                     "  mpirun -n 4 gradgate allreduce -c int8,none\n"
+                                     "  gradgate allreduce -c int8,none --device cuda --ranks 8\n\n"
                                      "Note for users of nccl-tests: -c is the codec here; results are always checked.");
   auto arguments = std::make_shared<Arguments>();
   OptionSet& options = *command.options;
@@ -142,6 +144,7 @@ void add_allreduce(CLI::App& program, Context& context) {
     arguments->setup.timeout_s = parse_time(option, text);
     if (arguments->setup.timeout_s == 0) throw UsageError(option + ": '" + text + "' is not above zero");
   });
+  add_device_option(options, &setup.device);
   arguments->output.add_to(options);
   command.under_mpi = true;
   command.run = [arguments, &context, &options] { return run(*arguments, context, options); };

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string>
 
+#include "gradgate/device_exchange.h"
 #include "integration/cli/allreduce_check.h"
 #include "integration/cli/buffer.h"
 #include "integration/cli/error.h"
@@ -50,6 +51,55 @@ void run_rank(const AllReduceSetup& setup, Communicator& comm, const NodeTiers* 
   }
 }
 
+// The same in device memory: what is timed lies between marks on the stream, and starts where all ranks are.
+void run_rank_on_device(const AllReduceSetup& setup, Communicator& comm, Communicator& plain, Rank* rank) {
+  const auto& cuda = require_cuda();
+  const auto copied = [&](int error) { require_cuda_ok(error, "a copy"); };
+  const ExchangeShape& shape = rank->shape;
+  const Vec host{rank->gradient.data(), shape.count, shape.dtype};
+  const bool feedback = shape.candidate.codec.feedback;
+  const DeviceStream stream;
+  const DeviceMemory gradient(rank->gradient.size()), residual(feedback ? shape.count * sizeof(float) : 0),
+      workspace(exchange_workspace_bytes(shape)), record(sizeof(ExchangeRecord));
+  const DevicePlace place{stream.get(), record.as<ExchangeRecord>(), nullptr};
+  DeviceMarks marks;
+  if (!marks.create().ok()) throw RunError("CUDA: no events");
+  copied(cuda.fill(workspace.data(), 0, workspace.size(), stream.handle()));
+  for (uint64_t i = 0; i < setup.warmup + setup.iterations; ++i) {
+    fill_exact(shape.rank, shape.ranks, 0, host);
+    copied(cuda.copy(gradient.data(), host.data, rank->gradient.size(), stream.handle()));
+    copied(cuda.fill(residual.data(), 0, residual.size(), stream.handle()));
+    copied(cuda.fill(record.data(), 0, record.size(), stream.handle()));
+    const ExchangeArgs args{.shape = shape,
+                            .gradient = {gradient.data(), shape.count, shape.dtype},
+                            .residual = feedback ? residual.as<float>() : nullptr,
+                            .feedback = feedback ? Feedback::apply : Feedback::none,
+                            .workspace = {workspace.data(), workspace.size()},
+                            .seed = {},
+                            .executor = {},
+                            .device = &place};
+    require(plain.barrier({}, Deadline::after(setup.timeout_s)), plain, "barrier");
+    require(comm.barrier(stream.get(), Deadline::after(setup.timeout_s)), comm, "barrier");
+    Message why;
+    ExchangeTimes parts;
+    ExchangeRecord found;
+    Status status = enqueue_exchange(comm, args, setup.timeout_s, &marks, &why);
+    if (status.ok()) {
+      copied(cuda.copy(&found, record.data(), sizeof found, stream.handle()));
+      require(comm.wait(stream.get(), Deadline::after(setup.timeout_s)), comm, "waiting for the exchange");
+      status = exchange_record_status(args, found, &parts.non_finite, &why);
+    }
+    if (status.ok()) status = marks.read(&parts);
+    if (!status.ok()) throw RunError("rank " + std::to_string(shape.rank) + ": " + status.message() + ": " + why.text);
+    if (i < setup.warmup) continue;
+    rank->times.insert(rank->times.end(), {parts.encode_s + parts.transfer_s + parts.decode_s, parts.encode_s, parts.transfer_s, parts.decode_s});
+  }
+  copied(cuda.copy(host.data, gradient.data(), rank->gradient.size(), stream.handle()));
+  require(comm.wait(stream.get(), Deadline::after(setup.timeout_s)), comm, "copying the result");
+  // Nobody gives memory back before all are through.
+  require(plain.barrier({}, Deadline::after(setup.timeout_s)), plain, "barrier");
+}
+
 // Greatest over ranks, per iteration.
 std::vector<double> slowest(const std::vector<double>& times, size_t ranks, size_t iterations, Part part) {
   std::vector<double> values(iterations);
@@ -72,7 +122,8 @@ AllReduceCase run_all_reduce(Ranks& ranks, const AllReduceSetup& setup, const Na
                   .rank = ranks.first_local() + static_cast<int>(i),
                   .ranks = ranks.size(),
                   .width = 1,
-                  .ranks_per_node = codec.exchange == Exchange::hierarchical ? setup.ranks_per_node : 0};
+                  .ranks_per_node = codec.exchange == Exchange::hierarchical ? setup.ranks_per_node : 0,
+                  .device = setup.device == Device::cuda};
     rank.gradient = Buffer(count * dtype_bytes(setup.dtype));
     rank.residual = Buffer(codec.spec.feedback ? count * sizeof(float) : 0);
     rank.workspace = Buffer(exchange_workspace_bytes(rank.shape));
@@ -92,7 +143,11 @@ AllReduceCase run_all_reduce(Ranks& ranks, const AllReduceSetup& setup, const Na
         if (!status.ok()) throw RunError("rank " + std::to_string(comm.rank()) + ": " + status.message() + ": " + why.text);
         if (fast.node != nullptr) tiers.node = std::move(fast.node);
       }
-      run_rank(setup, comm, &tiers, &rank);
+      if (setup.device == Device::cuda) {
+        run_rank_on_device(setup, comm, plain, &rank);
+      } else {
+        run_rank(setup, comm, &tiers, &rank);
+      }
       require(plain.all_gather(rank.times.data(), rank.all_times.data(), rank.times.size(), DType::f64, {},
                                Deadline::after(setup.timeout_s)),
               plain, "gathering times");

@@ -17,6 +17,7 @@ struct AllReduceSetup {
   uint64_t iterations = 10, warmup = 2;
   int ranks_per_node = 0;  ///< of hierarchical exchanges
   double timeout_s = 60;
+  Device device = Device::cpu;
 };
 
 /// Seconds, one entry per timed iteration: the time of the slowest rank, and its parts (each the greatest over ranks).

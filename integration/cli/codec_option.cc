@@ -44,15 +44,29 @@ CodecList parse_codecs(const std::string& option, const std::string& text) {
   return list;
 }
 
-void CodecList::restrict_to(DType dtype) {
-  const auto refuses = [dtype](const NamedCodec& codec) { return !codec_takes(codec.spec, dtype); };
+template <class Refuses>
+void CodecList::drop(Refuses refuses, const std::string& reason) {
   if (all) {
     std::erase_if(codecs, refuses);
     return;
   }
   for (const NamedCodec& codec : codecs) {
-    if (refuses(codec)) throw UsageError(option + ": " + codec.text + " does not take " + dtype_name(dtype) + " gradients");
+    if (refuses(codec)) throw UsageError(option + ": " + codec.text + " " + reason);
   }
+}
+
+void CodecList::restrict_to(DType dtype) {
+  drop([dtype](const NamedCodec& codec) { return !codec_takes(codec.spec, dtype); }, std::string("does not take ") + dtype_name(dtype) + " gradients");
+}
+
+void CodecList::restrict_to_device(DType dtype) {
+  constexpr size_t kAnyCount = 4096;
+  const auto refuses = [dtype](const NamedCodec& codec) {
+    ExchangeShape shape{codec.candidate(), kAnyCount, dtype, 0, 2};
+    shape.device = true;
+    return exchange_wire_bytes(shape) == 0;
+  };
+  drop(refuses, std::string("does not run on a device with ") + dtype_name(dtype) + " gradients");
 }
 
 DType parse_dtype(const std::string& option, const std::string& text) {

@@ -25,6 +25,12 @@ struct CodecList {
 
   /// Drops what does not take gradients of `dtype` from "all"; for a codec that was named throws UsageError.
   void restrict_to(DType dtype);
+  /// The same for what has no kernels, or whose exchange is for host memory.
+  void restrict_to_device(DType dtype);
+
+ private:
+  template <class Refuses>
+  void drop(Refuses refuses, const std::string& reason);
 };
 
 /// "int8,none" or "all". Throws UsageError naming `option`, the entry and what the library says about it.

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "integration/cli/context.h"
+#include "integration/cli/device.h"
 #include "integration/cli/error.h"
 #include "integration/cli/mpi_world.h"
 #include "integration/cli/report.h"
@@ -81,7 +82,7 @@ int main(int argc, char** argv) {
   context.argv.assign(argv, argv + argc);
   program.require_subcommand(0,
                              1);  // none is refused by run(): CLI11 would say so even where an unknown word was given
-  program.set_version_flag("--version", version_text(), "print the version and build options");
+  program.set_version_flag("--version", [] { return version_text() + "\n" + libraries_text(); }, "print the versions of the program and of the libraries it finds");
   program.footer(kFooter);
   program.get_formatter()->column_width(34);
   add_demo(program, context);

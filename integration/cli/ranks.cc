@@ -4,6 +4,7 @@
 #include <new>
 #include <thread>
 
+#include "gradgate/nccl.h"
 #include "integration/cli/error.h"
 #include "integration/cli/mpi_world.h"
 
@@ -47,6 +48,62 @@ class MpiRanks final : public Ranks {
   std::unique_ptr<Communicator> world_;
 };
 
+// Ranks over NCCL: the threads or processes of `host`, each with a device, which they share where there are fewer.
+class DeviceRanks final : public Ranks {
+ public:
+  explicit DeviceRanks(std::unique_ptr<Ranks> host) : host_(std::move(host)), comms_(static_cast<size_t>(host_->local())) {
+    require_cuda();
+    Message why;
+    if (nccl_version(&why) == 0) throw RunError(std::string("--device cuda: ") + why.text);
+  }
+  int size() const override { return host_->size(); }
+  int local() const override { return host_->local(); }
+  int first_local() const override { return host_->first_local(); }
+  const char* backend() const override { return "nccl"; }
+  std::string description(const Shaping& shaping) override {
+    refuse(shaping);
+    const int version = nccl_version();
+    return std::to_string(size()) + " ranks over NCCL " + std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+           std::to_string(version % 100) + " on " + cuda_text();
+  }
+
+  void run(const Shaping& shaping, const std::function<void(Communicator&, Communicator&)>& body) override {
+    refuse(shaping);
+    host_->run({}, [&](Communicator&, Communicator& plain) {
+      const int rank = plain.rank();
+      require_cuda_ok(require_cuda().set_device(rank % cuda_devices()), "choosing a device");
+      std::unique_ptr<Communicator>& comm = comms_[static_cast<size_t>(rank - first_local())];
+      if (comm == nullptr) connect(plain, &comm);
+      body(*comm, plain);
+    });
+  }
+
+ protected:
+  Communicator& communicator(int rank) override { return *comms_[static_cast<size_t>(rank - first_local())]; }
+
+ private:
+  static constexpr double kConnectSeconds = 120;
+
+  static void refuse(const Shaping& shaping) {
+    if (shaping.link) throw UsageError("--link: emulates a link between ranks of host memory, not with --device cuda");
+  }
+  static void connect(Communicator& plain, std::unique_ptr<Communicator>* comm) {
+    Message why;
+    NcclId id{};
+    const Status made = plain.rank() == 0 ? make_nccl_id(&id, &why) : Status{};
+    require(plain.broadcast(&id, sizeof id, DType::u8, 0, {}, Deadline::after(kConnectSeconds)), plain, "NCCL's id");
+    Status status = made;
+    if (status.ok()) status = make_nccl(id, plain.rank(), plain.size(), kConnectSeconds, comm, &why);
+    if (!status.ok()) {
+      throw RunError("rank " + std::to_string(plain.rank()) + ": " + why.text +
+                     (plain.size() > cuda_devices() ? " (several ranks on one device: NCCL 2.30 or newer with NCCL_MULTI_RANK_GPU_ENABLE=1)" : ""));
+    }
+  }
+
+  std::unique_ptr<Ranks> host_;
+  std::vector<std::unique_ptr<Communicator>> comms_;
+};
+
 std::unique_ptr<Communicator> shape(Communicator& comm, const Shaping& shaping) {
   std::unique_ptr<Communicator> shaped;
   const Status status =
@@ -62,7 +119,8 @@ struct Failure {
 
 }  // namespace
 
-std::unique_ptr<Ranks> Ranks::open(const std::string& option, int asked) {
+std::unique_ptr<Ranks> Ranks::open(const std::string& option, int asked, Device device) {
+  if (device == Device::cuda) return std::make_unique<DeviceRanks>(open(option, asked));
   const std::optional<MpiLaunch> launch = mpi_launch();
   if (!launch) return std::make_unique<ThreadRanks>(asked == 0 ? kDefaultRanks : asked);
   if (asked != 0 && asked != launch->ranks) {

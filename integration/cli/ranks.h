@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "integration/cli/device.h"
 #include "integration/cli/link.h"
 
 namespace gradgate::cli {
@@ -24,7 +25,7 @@ class Ranks {
  public:
   /// Under an MPI launcher its ranks, and `asked` (0: not said) must agree with them; otherwise `asked` or
   /// kDefaultRanks threads. Throws UsageError naming `option`, and RunError.
-  static std::unique_ptr<Ranks> open(const std::string& option, int asked);
+  static std::unique_ptr<Ranks> open(const std::string& option, int asked, Device device = Device::cpu);
   virtual ~Ranks() = default;
 
   /// Of the whole run.
@@ -36,15 +37,16 @@ class Ranks {
   bool prints() const { return first_local() == 0; }
   /// Whether all ranks live in this process.
   bool all_here() const { return local() == size(); }
-  /// "thread" or "mpi": the key of a profile.
+  /// "thread", "mpi" or "nccl": the key of a profile.
   virtual const char* backend() const = 0;
   /// "4 thread ranks, link 1 Gbit/s 50 us (emulated)".
-  std::string description(const Shaping& shaping);
+  virtual std::string description(const Shaping& shaping);
 
   /// body(communicator, plain) on every local rank, each in a thread of its own where there are several; `plain` is the
   /// same ranks without the link, for what is not measured. Returns when all are back. body throws RunError (or
   /// std::bad_alloc) to fail; then all ranks' waits end, and the first failure is thrown.
-  void run(const Shaping& shaping, const std::function<void(Communicator& comm, Communicator& plain)>& body);
+  /// Over devices `comm` is NCCL's, with its device current, and `plain` is of host memory.
+  virtual void run(const Shaping& shaping, const std::function<void(Communicator& comm, Communicator& plain)>& body);
 
  protected:
   virtual Communicator& communicator(int rank) = 0;
