@@ -60,7 +60,7 @@ int run(Arguments& arguments, const Context& context, const OptionSet& options) 
   const std::vector<uint64_t> list = sizes(arguments);
 
   const std::unique_ptr<Ranks> ranks = Ranks::open("-t/--ranks", arguments.ranks, setup.device);
-  if (setup.device == Device::cuda) codecs.restrict_to_device(setup.dtype);
+  if (setup.device == Device::cuda) codecs.restrict_to_device(setup.dtype, true);
   arguments.output.silent = !ranks->prints();
   for (const NamedCodec& codec : codecs.codecs) {
     if (codec.exchange != Exchange::hierarchical) continue;

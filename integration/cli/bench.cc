@@ -1,7 +1,9 @@
 // gradgate bench: what the codecs cost on this machine, and on which links that pays.
+#include "integration/cli/bench_device.h"
 #include "integration/cli/bench_report.h"
 #include "integration/cli/bench_run.h"
 #include "integration/cli/context.h"
+#include "integration/cli/device.h"
 #include "integration/cli/error.h"
 #include "integration/cli/quantity.h"
 
@@ -15,8 +17,23 @@ struct Arguments {
   std::optional<CodecList> codecs;
   std::optional<uint64_t> bytes;
   bool floors = false;
+  Device device = Device::cpu;
   OutputOptions output;
 };
+
+int run_on_device(const Arguments& arguments, BenchSetup setup, CodecList codecs, const Context& context, const OptionSet& options) {
+  if (arguments.floors || setup.peers) throw UsageError(std::string(arguments.floors ? "--floors" : "--peers") + ": measures the CPU, not with --device cuda");
+  require_cuda();
+  codecs.restrict_to_device(setup.dtype, false);
+  setup.codecs = codecs.codecs;
+  Progress progress;
+  const DeviceBenchResult result = run_device_bench(setup, progress);
+  arguments.output.print(device_bench_table(setup, result));
+  Json json = report_header("bench-device", context, options);
+  json.update(device_bench_json(setup, result));
+  arguments.output.finish(json);
+  return wrong_values(result) == 0 ? kExitOk : kExitFailed;
+}
 
 int run(const Arguments& arguments, const Context& context, const OptionSet& options) {
   BenchSetup setup = arguments.setup;
@@ -29,6 +46,7 @@ int run(const Arguments& arguments, const Context& context, const OptionSet& opt
   setup.floors = arguments.floors;
   const size_t elements = arguments.floors ? size_t{64} << 20 : size_t{16} << 20;
   setup.count = arguments.bytes ? *arguments.bytes / dtype_bytes(setup.dtype) : elements;
+  if (arguments.device == Device::cuda) return run_on_device(arguments, setup, codecs, context, options);
 
   Progress progress;
   const BenchResult result = run_bench(setup, progress);
@@ -48,7 +66,8 @@ void add_bench(CLI::App& program, Context& context) {
                                      "  gradgate bench                     all codecs on 16 Mi elements\n"
                                      "  gradgate bench int8 chunk-topk:8/1024:bf16 -b 25MiB --threads 2\n"
                                      "  gradgate bench --floors            time over the memory floors, and the goals\n"
-                                     "  gradgate bench topk:0.01 --peers   beside std::nth_element, torch.topk and torch's casts");
+                                     "  gradgate bench topk:0.01 --peers   beside std::nth_element, torch.topk and torch's casts\n"
+                                     "  gradgate bench --device cuda       kernels, over a copy within the device");
   auto arguments = std::make_shared<Arguments>();
   OptionSet& options = *command.options;
   const auto count_into = [](auto* value, uint64_t low, uint64_t high) {
@@ -75,6 +94,7 @@ void add_bench(CLI::App& program, Context& context) {
   options.flag("--peers", "also time std::nth_element, and torch.topk and its casts where there is torch", &arguments->setup.peers);
   options.add("--python", "python3", "PATH", "Python with torch, for --peers",
               [arguments](const std::string&, const std::string& text) { arguments->setup.python = text; });
+  add_device_option(options, &arguments->device);
   arguments->output.add_to(options);
   command.run = [arguments, &context, &options] { return run(*arguments, context, options); };
 }

@@ -1,5 +1,6 @@
 #include "integration/cli/codec_option.h"
 
+#include "gradgate/device.h"
 #include "integration/cli/error.h"
 #include "integration/cli/options.h"
 
@@ -59,9 +60,10 @@ void CodecList::restrict_to(DType dtype) {
   drop([dtype](const NamedCodec& codec) { return !codec_takes(codec.spec, dtype); }, std::string("does not take ") + dtype_name(dtype) + " gradients");
 }
 
-void CodecList::restrict_to_device(DType dtype) {
+void CodecList::restrict_to_device(DType dtype, bool exchange) {
   constexpr size_t kAnyCount = 4096;
-  const auto refuses = [dtype](const NamedCodec& codec) {
+  const auto refuses = [dtype, exchange](const NamedCodec& codec) {
+    if (!exchange) return !device::takes(codec.spec, dtype);
     ExchangeShape shape{codec.candidate(), kAnyCount, dtype, 0, 2};
     shape.device = true;
     return exchange_wire_bytes(shape) == 0;

@@ -25,8 +25,8 @@ struct CodecList {
 
   /// Drops what does not take gradients of `dtype` from "all"; for a codec that was named throws UsageError.
   void restrict_to(DType dtype);
-  /// The same for what has no kernels, or whose exchange is for host memory.
-  void restrict_to_device(DType dtype);
+  /// The same for what has no kernels; with `exchange` also for what travels by an exchange of host memory.
+  void restrict_to_device(DType dtype, bool exchange);
 
  private:
   template <class Refuses>

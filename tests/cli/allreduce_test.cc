@@ -225,5 +225,14 @@ TEST(LargeCheck, BoundsHoldBetweenTheWindowsOfTheReference) {
   EXPECT_TRUE(std::isnan(poisoned.max_error));
 }
 
+TEST(AllReduce, WithoutADeviceItSaysSoAndFails) {
+  for (const char* command : {"allreduce --device cuda -c int8", "bench --device cuda int8"}) {
+    const Finished run = run_program(command, "GRADGATE_CUDA_LIBRARY=/nowhere/libgradgate_cuda.so");
+    EXPECT_EQ(run.code, 1) << command;
+    EXPECT_THAT(run.err, HasSubstr("--device cuda: ")) << command;
+    EXPECT_THAT(run.err, HasSubstr("GRADGATE_CUDA_LIBRARY")) << command;
+  }
+}
+
 }  // namespace
 }  // namespace gradgate::cli

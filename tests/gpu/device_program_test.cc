@@ -1,0 +1,60 @@
+// The program with --device cuda, run as a user runs it.
+#include <gmock/gmock.h>
+
+#include "tests/cli/run_program.h"
+#include "tests/gpu/nccl_ranks.h"
+
+namespace gradgate::cli {
+namespace {
+
+using gradgate::test::NcclRanks;
+using testing::HasSubstr;
+using DeviceProgram = NcclRanks;
+
+TEST_F(DeviceProgram, BenchComparesEveryKernelWithTheCpu) {
+  const Finished run = run_program("bench --device cuda -b 40004 -n 1 --json");
+  ASSERT_EQ(run.code, 0) << run.err;
+  const auto json = strict_json(run.out);
+  EXPECT_EQ(json.at("schema"), "gradgate.bench-device/1");
+  EXPECT_EQ(json.at("wrong"), 0);
+  EXPECT_GE(json.at("codecs").size(), 9u);
+  for (const auto& codec : json.at("codecs")) {
+    EXPECT_EQ(codec.at("wrong"), 0) << codec;
+    EXPECT_GT(codec.at("encode_s"), 0.0) << codec;
+    EXPECT_GT(codec.at("decode_s"), 0.0) << codec;
+    EXPECT_EQ(codec.at("encode_feedback_s").is_null(), codec.at("codec") == "none") << codec;
+  }
+}
+
+TEST_F(DeviceProgram, AllReduceRunsEveryCodecOverNcclAndFindsNothingWrong) {
+  const Finished run = run_program("allreduce --device cuda -b 1000 -e 20000 -f 20 -n 1 -w 1 --ranks 3 --json");
+  ASSERT_EQ(run.code, 0) << run.err;
+  const auto json = strict_json(run.out);
+  EXPECT_THAT(json.at("ranks").get<std::string>(), HasSubstr("3 ranks over NCCL 2."));
+  EXPECT_GE(json.at("results").size(), 16u) << "at least eight codecs in two sizes";
+  for (const auto& result : json.at("results")) EXPECT_EQ(result.at("wrong"), 0) << result;
+}
+
+TEST_F(DeviceProgram, RefusesWhatADeviceDoesNotDoByName) {
+  Finished run = run_program("allreduce --device cuda -c int8@hierarchical --ranks 2 --ranks-per-node 1");
+  EXPECT_EQ(run.code, 2);
+  EXPECT_THAT(run.err, HasSubstr("int8@hierarchical does not run on a device"));
+  run = run_program("allreduce --device cuda --link 1gbit --ranks 2");
+  EXPECT_EQ(run.code, 2);
+  EXPECT_THAT(run.err, HasSubstr("--link"));
+  run = run_program("bench --device cuda --floors");
+  EXPECT_EQ(run.code, 2);
+  EXPECT_THAT(run.err, HasSubstr("--floors"));
+  run = run_program("bench --device gpu");
+  EXPECT_EQ(run.code, 2);
+  EXPECT_THAT(run.err, HasSubstr("accepted: cpu, cuda"));
+}
+
+TEST_F(DeviceProgram, VersionNamesDeviceAndNccl) {
+  const Finished run = run_program("--version");
+  EXPECT_EQ(run.code, 0);
+  EXPECT_THAT(run.out, testing::AllOf(HasSubstr("runtime 1"), HasSubstr("NCCL: 2."), HasSubstr("interface of 2.18.0")));
+}
+
+}  // namespace
+}  // namespace gradgate::cli
