@@ -1,6 +1,7 @@
 // The C ABI: thin wrappers that turn handles, codes and texts into the C++ interface. Nothing is decided here.
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <string_view>
@@ -103,6 +104,45 @@ int gg_comm_create_callbacks(int rank, int ranks, const gg_communicator_ops* ops
   *out = holder.release();
   return 0;
 }
+int gg_nccl_make_id(void* id, char* why, size_t why_bytes) {
+  Message message;
+  if (id == nullptr) {
+    message.format("gg_nccl_make_id: id is null");
+    return report(StatusCode::invalid_argument, message, why, why_bytes);
+  }
+  static_assert(sizeof(gradgate::NcclId) == GG_NCCL_ID_BYTES);
+  return report(gradgate::make_nccl_id(static_cast<gradgate::NcclId*>(id), &message), message, why, why_bytes);
+}
+int gg_comm_create_nccl(const void* id, int rank, int ranks, double timeout_s, gg_comm** out, char* why,
+                        size_t why_bytes) {
+  Message message;
+  if (out != nullptr) *out = nullptr;
+  if (id == nullptr || out == nullptr) {
+    message.format("gg_comm_create_nccl: id and out are needed");
+    return report(StatusCode::invalid_argument, message, why, why_bytes);
+  }
+  auto holder = std::unique_ptr<gg_comm>(new (std::nothrow) gg_comm);
+  if (!holder) return report(StatusCode::out_of_memory, message, why, why_bytes);
+  gradgate::NcclId copy;
+  std::memcpy(&copy, id, sizeof copy);
+  if (const Status s = gradgate::make_nccl(copy, rank, ranks, timeout_s, &holder->owned, &message); !s.ok())
+    return report(s, message, why, why_bytes);
+  holder->comm = holder->owned.get();
+  *out = holder.release();
+  return 0;
+}
+int gg_comm_wrap_nccl(void* nccl_comm, gg_comm** out, char* why, size_t why_bytes) {
+  Message message;
+  if (out == nullptr) return report(StatusCode::invalid_argument, message, why, why_bytes);
+  *out = nullptr;
+  auto holder = std::unique_ptr<gg_comm>(new (std::nothrow) gg_comm);
+  if (!holder) return report(StatusCode::out_of_memory, message, why, why_bytes);
+  if (const Status s = gradgate::wrap_nccl(nccl_comm, &holder->owned, &message); !s.ok())
+    return report(s, message, why, why_bytes);
+  holder->comm = holder->owned.get();
+  *out = holder.release();
+  return 0;
+}
 void gg_comm_destroy(gg_comm* comm) {
   if (comm != nullptr && comm->owned) delete comm;  // a rank of a thread group belongs to its group
 }
@@ -183,6 +223,20 @@ int gg_session_all_reduce(gg_session* session, uint32_t bucket, void* data, size
   if (session == nullptr || !valid_dtype(dtype)) return code(StatusCode::invalid_argument);
   return code(session->session->all_reduce(bucket, {data, count, static_cast<DType>(dtype)}));
 }
+int gg_session_all_reduce_on(gg_session* session, uint32_t bucket, void* data, size_t count, int dtype, void* stream) {
+  if (session == nullptr || !valid_dtype(dtype)) return code(StatusCode::invalid_argument);
+  return code(session->session->all_reduce(bucket, {data, count, static_cast<DType>(dtype)}, {stream}));
+}
+int gg_session_all_reduce_dense_on(gg_session* session, void* data, size_t count, int dtype, void* stream) {
+  if (session == nullptr || !valid_dtype(dtype)) return code(StatusCode::invalid_argument);
+  return code(session->session->all_reduce_dense({data, count, static_cast<DType>(dtype)}, {stream}));
+}
+int gg_session_join(gg_session* session, void* stream) {
+  return session == nullptr ? code(StatusCode::invalid_argument) : code(session->session->join({stream}));
+}
+int gg_session_synchronize(gg_session* session) {
+  return session == nullptr ? code(StatusCode::invalid_argument) : code(session->session->synchronize());
+}
 void gg_session_bucket_ready(gg_session* session, uint32_t bucket, double ready_s) {
   if (session != nullptr) session->session->bucket_ready(bucket, ready_s);
 }
@@ -204,6 +258,9 @@ void gg_session_set_dense_division(gg_session* session, int divide) {
 }
 const float* gg_session_residual(const gg_session* session, uint32_t bucket) {
   return session == nullptr ? nullptr : session->session->residual(bucket);
+}
+int gg_session_read_residual(const gg_session* session, uint32_t bucket, float* to) {
+  return session == nullptr ? code(StatusCode::invalid_argument) : code(session->session->read_residual(bucket, to));
 }
 int gg_session_flush(gg_session* session) {
   return session == nullptr ? code(StatusCode::invalid_argument) : code(session->session->flush());

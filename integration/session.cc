@@ -78,8 +78,8 @@ Status SessionImpl::start(Message* why) {
     return StatusCode::invalid_argument;
   }
   if (comm_.on_device()) {
-    GRADGATE_TRY(make_staged(comm_, &control_, why));
     GRADGATE_TRY(place_.use_device(comm_, options_.timeout_s, why));
+    GRADGATE_TRY(make_staged(comm_, place_.stream(), &control_, why));  // one stream, one order on every rank
   }
   const std::span<const Candidate> listed = std::span(candidates_).subspan(1);  // without dense
   if (options_.mode == Mode::on && listed.empty()) {
@@ -424,6 +424,14 @@ Status SessionImpl::flush() noexcept {
 const float* SessionImpl::residual(uint32_t index) const noexcept {
   if (index >= buckets_.size() || !buckets_[index].has_residual) return nullptr;
   return residuals_.floats() + buckets_[index].residual_offset;
+}
+
+Status SessionImpl::read_residual(uint32_t index, float* to) const noexcept {
+  if (failed_) return refuse(StatusCode::bad_state, "this session failed before: %s", error_.text);
+  const float* from = residual(index);
+  if (from == nullptr || to == nullptr) return refuse(StatusCode::bad_state, "bucket %u has no residual", index);
+  if (unsettled_) return refuse(StatusCode::bad_state, "the residual of a step that still runs; synchronize() first");
+  return place_.read(to, from, buckets_[index].count * sizeof(float));
 }
 
 SessionStats SessionImpl::stats() const noexcept {

@@ -61,6 +61,7 @@ class SessionImpl final : public Session {
   Status skip_step() noexcept override;
   void set_dense_division(bool divide) noexcept override { divide_ = divide; }
   const float* residual(uint32_t bucket) const noexcept override;
+  Status read_residual(uint32_t bucket, float* to) const noexcept override;
   SessionStats stats() const noexcept override;
   const char* explain(uint32_t bucket) const noexcept override;
   Candidate current(uint32_t bucket) const noexcept override;

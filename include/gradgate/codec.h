@@ -21,10 +21,11 @@ enum class CodecId : uint8_t {
 /// A codec and its parameters: what the text "chunk-topk:8/1024:bf16:noef" says.
 struct CodecSpec {
   CodecId id = CodecId::none;
-  DType value = DType::f32;  ///< dtype of sent values (chunk-topk, topk, randk; u8: int8 codes with scales); f32 elsewhere
-  bool feedback = false;     ///< keep what was not sent in a residual
-  uint32_t param0 = 0;       ///< chunk-topk: c; topk: lower half of the ratio's bits (f64)
-  uint32_t param1 = 0;  ///< chunk-topk: B; topk: upper half; int8, int4, fp8: the switches that are on, one bit each
+  DType value =
+      DType::f32;         ///< dtype of sent values (chunk-topk, topk, randk; u8: int8 codes with scales); f32 elsewhere
+  bool feedback = false;  ///< keep what was not sent in a residual
+  uint32_t param0 = 0;    ///< chunk-topk: c; topk: lower half of the ratio's bits (f64)
+  uint32_t param1 = 0;    ///< chunk-topk: B; topk: upper half; int8, int4, fp8: the switches that are on, one bit each
 
   friend bool operator==(const CodecSpec&, const CodecSpec&) = default;
 };

@@ -67,6 +67,15 @@ typedef struct gg_communicator_ops {
 GG_API int gg_comm_create_callbacks(int rank, int ranks, const gg_communicator_ops* ops, void* context,
                                     const char* description, gg_comm** out, char* why, size_t why_bytes);
 
+/* Ranks over NCCL, each on the CUDA device that is current where it is made (gradgate/nccl.h): collective; one rank
+ * makes the id, GG_NCCL_ID_BYTES bytes, and hands it to all others. gg_comm_wrap_nccl borrows an ncclComm_t. Sessions
+ * over them take device memory (gg_session_all_reduce_on). On failure `why` (may be null) receives a text. */
+#define GG_NCCL_ID_BYTES 128
+GG_API int gg_nccl_make_id(void* id, char* why, size_t why_bytes);
+GG_API int gg_comm_create_nccl(const void* id, int rank, int ranks, double timeout_s, gg_comm** out, char* why,
+                               size_t why_bytes);
+GG_API int gg_comm_wrap_nccl(void* nccl_comm, gg_comm** out, char* why, size_t why_bytes);
+
 /* --- session
  * ------------------------------------------------------------------------------------------------------------------ */
 typedef struct gg_session gg_session;
@@ -92,10 +101,10 @@ typedef struct gg_session_options {
   void* log_context;
   void (*explain)(void* context, const char* line); /* one-line explanations, rank 0 only; may be null */
   void* explain_context;
-  double error_budget;     /* relative error at which the guard demotes a codec without feedback */
-  gg_link_profile profile; /* spares the probe where every rank has the same, for this number of ranks; else it is
-                              ignored, which explain says in one line */
-  int ranks_per_node;      /* 0, or consecutive ranks that share a node: codecs may then be "codec@hierarchical" */
+  double error_budget;      /* relative error at which the guard demotes a codec without feedback */
+  gg_link_profile profile;  /* spares the probe where every rank has the same, for this number of ranks; else it is
+                               ignored, which explain says in one line */
+  int ranks_per_node;       /* 0, or consecutive ranks that share a node: codecs may then be "codec@hierarchical" */
   double node_link_alpha_s; /* a known link inside a node, beside link; both 0: that of link, or probed */
   double node_link_beta_bytes_per_s;
 } gg_session_options;
@@ -125,6 +134,16 @@ GG_API void gg_session_destroy(gg_session* session);
 GG_API int gg_session_set_layout(gg_session* session, const gg_bucket* buckets, size_t count);
 /* Averages data over the ranks, in place. */
 GG_API int gg_session_all_reduce(gg_session* session, uint32_t bucket, void* data, size_t count, int dtype);
+/* The same for data in device memory, over NCCL ranks: enqueued behind `stream` (a cudaStream_t) on the session's own
+ * stream, and returns. data must stay until gg_session_join or gg_session_synchronize; a step's error is returned with
+ * the next step's first bucket, or by gg_session_synchronize. */
+GG_API int gg_session_all_reduce_on(gg_session* session, uint32_t bucket, void* data, size_t count, int dtype,
+                                    void* stream);
+GG_API int gg_session_all_reduce_dense_on(gg_session* session, void* data, size_t count, int dtype, void* stream);
+/* What is enqueued on `stream` from now on comes after all reductions so far. */
+GG_API int gg_session_join(gg_session* session, void* stream);
+/* Waits for all reductions so far. Collective where an agreement is due; before gg_session_save_state. */
+GG_API int gg_session_synchronize(gg_session* session);
 /* When the trainer had this bucket's gradient: seconds on the clock of gg_now(). Before gg_session_all_reduce(); once
  * all buckets have one the gate prices exposed time. */
 GG_API void gg_session_bucket_ready(gg_session* session, uint32_t bucket, double ready_s);
@@ -137,8 +156,11 @@ GG_API int gg_session_set_gradient_scale(gg_session* session, double scale);
 GG_API int gg_session_skip_step(gg_session* session);
 /* Dense buckets divide by the ranks instead of multiplying by 1/ranks. */
 GG_API void gg_session_set_dense_division(gg_session* session, int divide);
-/* This rank's residual of a bucket, sum units; null where there is none. Valid until the next call. */
+/* This rank's residual of a bucket, sum units, in the gradients' memory; null where there is none. Valid until the next
+ * call. */
 GG_API const float* gg_session_residual(const gg_session* session, uint32_t bucket);
+/* Copies it to `to` in host memory: count floats of the bucket. */
+GG_API int gg_session_read_residual(const gg_session* session, uint32_t bucket, float* to);
 GG_API int gg_session_flush(gg_session* session);
 GG_API void gg_session_get_stats(const gg_session* session, gg_session_stats* out);
 GG_API const char* gg_session_explain(const gg_session* session, uint32_t bucket);

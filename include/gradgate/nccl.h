@@ -28,7 +28,9 @@ GRADGATE_API Status make_nccl(const NcclId& id, int rank, int ranks, double time
 GRADGATE_API Status wrap_nccl(void* nccl_comm, std::unique_ptr<Communicator>* out, Message* why) noexcept;
 
 /// Collectives of host memory over a communicator of devices, each through device memory and back, complete on return.
-/// For what is small and rare: agreements, probes. `device` must outlive it and must not be used in between.
-GRADGATE_API Status make_staged(Communicator& device, std::unique_ptr<Communicator>* out, Message* why) noexcept;
+/// For what is small and rare: agreements, probes. They are enqueued on `stream`; where other collectives of `device`
+/// are outstanding, it must be theirs, or ranks could run them in another order. `device` and `stream` must outlive it.
+GRADGATE_API Status make_staged(Communicator& device, Stream stream, std::unique_ptr<Communicator>* out,
+                                Message* why) noexcept;
 
 }  // namespace gradgate

@@ -144,6 +144,9 @@ class GRADGATE_API Session {
 
   /// Read-only view of this rank's residual of a bucket, in the gradients' memory; null where there is none. Sum units.
   virtual const float* residual(uint32_t bucket) const noexcept = 0;
+  /// Copies it to host memory: as many floats as the bucket has elements, wherever the residual lives. bad_state where
+  /// there is none, or while a step still runs on a device.
+  virtual Status read_residual(uint32_t bucket, float* to) const noexcept = 0;
   virtual SessionStats stats() const noexcept = 0;
   /// What the gate does with a bucket now, with the inequality's numbers. Valid until the next call.
   virtual const char* explain(uint32_t bucket) const noexcept = 0;

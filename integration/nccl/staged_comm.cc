@@ -11,18 +11,12 @@ using kernels::cuda::Runtime;
 
 class StagedRank final : public Communicator {
  public:
-  StagedRank(Communicator& device, const Runtime& cuda) noexcept : device_(device), cuda_(cuda) {
+  StagedRank(Communicator& device, const Runtime& cuda, Stream stream) noexcept
+      : device_(device), cuda_(cuda), stream_(stream) {
     description_.format("%.250s, from host memory", device.description());
   }
   ~StagedRank() override {
     if (memory_ != nullptr) cuda_.release(memory_);
-    if (stream_ != nullptr) cuda_.destroy_stream(stream_);
-  }
-  Status prepare(Message* why) noexcept {
-    const int error = cuda_.create_stream(&stream_);
-    if (error == 0) return {};
-    why->format("a stream for a communicator: %s", cuda_.error_text(error));
-    return {StatusCode::internal, error};
   }
 
   int rank() const noexcept override { return device_.rank(); }
@@ -34,41 +28,41 @@ class StagedRank final : public Communicator {
                         Deadline deadline) noexcept override {
     const size_t bytes = count * dtype_bytes(dtype);
     return through(send, bytes, recv, bytes, stream, deadline, [&](std::byte* in, std::byte* out) {
-      return device_.all_reduce_sum(in, out, count, dtype, {stream_}, deadline);
+      return device_.all_reduce_sum(in, out, count, dtype, stream_, deadline);
     });
   }
   Status all_gather(const void* send, void* recv, size_t count, DType dtype, Stream stream,
                     Deadline deadline) noexcept override {
     const size_t bytes = count * dtype_bytes(dtype);
     return through(send, bytes, recv, bytes * ranks(), stream, deadline, [&](std::byte* in, std::byte* out) {
-      return device_.all_gather(in, out, count, dtype, {stream_}, deadline);
+      return device_.all_gather(in, out, count, dtype, stream_, deadline);
     });
   }
   Status all_to_all(const void* send, void* recv, size_t count, DType dtype, Stream stream,
                     Deadline deadline) noexcept override {
     const size_t bytes = count * dtype_bytes(dtype) * ranks();
     return through(send, bytes, recv, bytes, stream, deadline, [&](std::byte* in, std::byte* out) {
-      return device_.all_to_all(in, out, count, dtype, {stream_}, deadline);
+      return device_.all_to_all(in, out, count, dtype, stream_, deadline);
     });
   }
   Status reduce_scatter_sum(const void* send, void* recv, size_t count, DType dtype, Stream stream,
                             Deadline deadline) noexcept override {
     const size_t bytes = count * dtype_bytes(dtype);
     return through(send, bytes * ranks(), recv, bytes, stream, deadline, [&](std::byte* in, std::byte* out) {
-      return device_.reduce_scatter_sum(in, out, count, dtype, {stream_}, deadline);
+      return device_.reduce_scatter_sum(in, out, count, dtype, stream_, deadline);
     });
   }
   Status broadcast(void* data, size_t count, DType dtype, int root, Stream stream,
                    Deadline deadline) noexcept override {
     const size_t bytes = count * dtype_bytes(dtype);
     return through(data, bytes, data, bytes, stream, deadline, [&](std::byte* in, std::byte* out) {
-      const int error = cuda_.copy(out, in, bytes, stream_);
-      return error != 0 ? cuda_failed(error) : device_.broadcast(out, count, dtype, root, {stream_}, deadline);
+      const int error = cuda_.copy(out, in, bytes, stream_.handle);
+      return error != 0 ? cuda_failed(error) : device_.broadcast(out, count, dtype, root, stream_, deadline);
     });
   }
   Status barrier(Stream stream, Deadline deadline) noexcept override {
     return through(nullptr, 0, nullptr, 0, stream, deadline,
-                   [&](std::byte*, std::byte*) { return device_.barrier({stream_}, deadline); });
+                   [&](std::byte*, std::byte*) { return device_.barrier(stream_, deadline); });
   }
   Status split(int, int, std::unique_ptr<Communicator>*, Deadline) noexcept override { return StatusCode::unsupported; }
   void abort() noexcept override { device_.abort(); }
@@ -91,10 +85,10 @@ class StagedRank final : public Communicator {
     const size_t out_at = (send_bytes + kAlign - 1) / kAlign * kAlign;
     GRADGATE_TRY(reserve(out_at + recv_bytes));
     auto *in = static_cast<std::byte*>(memory_), *out = in + out_at;
-    if (const int error = cuda_.copy(in, send, send_bytes, stream_); error != 0) return cuda_failed(error);
+    if (const int error = cuda_.copy(in, send, send_bytes, stream_.handle); error != 0) return cuda_failed(error);
     GRADGATE_TRY(call(in, out));
-    if (const int error = cuda_.copy(recv, out, recv_bytes, stream_); error != 0) return cuda_failed(error);
-    return device_.wait({stream_}, deadline);
+    if (const int error = cuda_.copy(recv, out, recv_bytes, stream_.handle); error != 0) return cuda_failed(error);
+    return device_.wait(stream_, deadline);
   }
   Status reserve(size_t bytes) noexcept {
     if (bytes <= bytes_) return {};
@@ -111,7 +105,7 @@ class StagedRank final : public Communicator {
 
   Communicator& device_;
   const Runtime& cuda_;
-  void* stream_ = nullptr;
+  const Stream stream_;
   void* memory_ = nullptr;
   size_t bytes_ = 0;
   Message description_, error_;
@@ -119,17 +113,13 @@ class StagedRank final : public Communicator {
 
 }  // namespace
 
-Status make_staged(Communicator& device, std::unique_ptr<Communicator>* out, Message* why) noexcept {
+Status make_staged(Communicator& device, Stream stream, std::unique_ptr<Communicator>* out, Message* why) noexcept {
   Message unused;
   if (why == nullptr) why = &unused;
   const Runtime* cuda = kernels::cuda::runtime(why);
   if (cuda == nullptr) return StatusCode::unsupported;
-  auto* made = new (std::nothrow) StagedRank(device, *cuda);
-  if (made == nullptr) return StatusCode::out_of_memory;
-  std::unique_ptr<Communicator> holder(made);
-  GRADGATE_TRY(made->prepare(why));
-  *out = std::move(holder);
-  return {};
+  out->reset(new (std::nothrow) StagedRank(device, *cuda, stream));
+  return *out == nullptr ? Status{StatusCode::out_of_memory} : Status{};
 }
 
 }  // namespace gradgate

@@ -16,7 +16,8 @@ struct Opened {
   Message why;
 };
 
-// The library beside this code (build tree, or static linking), in a lib folder next to it, or where the loader looks.
+// The library beside this code, in a lib folder next to it, one folder up (the Python library of a build tree), or where
+// the loader looks.
 void* open_library(Message* why) noexcept {
   if (const char* path = std::getenv("GRADGATE_CUDA_LIBRARY"); path != nullptr && *path != 0) {
     void* handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
@@ -27,7 +28,7 @@ void* open_library(Message* why) noexcept {
   if (dladdr(reinterpret_cast<void*>(&open_library), &info) != 0 && info.dli_fname != nullptr) {
     const char* slash = std::strrchr(info.dli_fname, '/');
     const int folder = slash == nullptr ? 0 : static_cast<int>(slash - info.dli_fname + 1);
-    for (const char* place : {"", "../lib/"}) {
+    for (const char* place : {"", "../lib/", "../"}) {
       Message path;
       path.format("%.*s%s%s", folder, info.dli_fname, place, kLibrary);
       if (void* handle = dlopen(path.text, RTLD_NOW | RTLD_LOCAL)) return handle;

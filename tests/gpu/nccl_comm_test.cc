@@ -101,7 +101,8 @@ TEST_F(Nccl, HostMemoryGoesThroughTheDevice) {
   run_nccl_ranks(3, [&](Communicator& device) {
     std::unique_ptr<Communicator> comm;
     Message why;
-    ASSERT_TRUE(make_staged(device, &comm, &why).ok()) << why.text;
+    TestStream stream;
+    ASSERT_TRUE(make_staged(device, stream.get(), &comm, &why).ok()) << why.text;
     EXPECT_FALSE(comm->on_device());
     const int me = comm->rank();
     double number = me + 0.5, all[3] = {}, root = me, swapped[3] = {},
@@ -117,7 +118,6 @@ TEST_F(Nccl, HostMemoryGoesThroughTheDevice) {
     EXPECT_EQ(root, 2.0);
     EXPECT_THAT(swapped, testing::ElementsAre(me, 10 + me, 20 + me));
     EXPECT_EQ(send[0], 30.0 + 3 * me);
-    TestStream stream;
     EXPECT_EQ(comm->barrier(stream.get(), patient()).code(), StatusCode::unsupported);
   });
 }

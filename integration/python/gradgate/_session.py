@@ -123,6 +123,21 @@ class Session:
     def all_reduce_dense(self, pointer: int, count: int, dtype: int) -> None:
         self._check(self._native.gg_session_all_reduce_dense(self._handle, pointer, count, dtype))
 
+    def all_reduce_on(self, bucket: int, pointer: int, count: int, dtype: int, stream: int) -> None:
+        """The same in device memory: enqueued behind ``stream`` (a cudaStream_t), and returns."""
+        self._check(self._native.gg_session_all_reduce_on(self._handle, bucket, pointer, count, dtype, stream))
+
+    def all_reduce_dense_on(self, pointer: int, count: int, dtype: int, stream: int) -> None:
+        self._check(self._native.gg_session_all_reduce_dense_on(self._handle, pointer, count, dtype, stream))
+
+    def join(self, stream: int) -> None:
+        """What is enqueued on ``stream`` from now on comes after all reductions so far."""
+        self._check(self._native.gg_session_join(self._handle, stream))
+
+    def synchronize(self) -> None:
+        """Waits for what was enqueued, and raises what went wrong with it. Host memory: nothing to do."""
+        self._check(self._native.gg_session_synchronize(self._handle))
+
     def set_gradient_scale(self, scale: float) -> None:
         self._check(self._native.gg_session_set_gradient_scale(self._handle, scale))
 
@@ -134,8 +149,12 @@ class Session:
 
     def residual(self, bucket: int, count: int) -> list[float] | None:
         """A copy of this rank's residual of a bucket, sum units; None where there is none."""
-        pointer = self._native.gg_session_residual(self._handle, bucket)
-        return None if not pointer else list((ctypes.c_float * count).from_address(pointer))
+        if not self._native.gg_session_residual(self._handle, bucket):
+            return None
+        self.synchronize()
+        values = (ctypes.c_float * count)()
+        self._check(self._native.gg_session_read_residual(self._handle, bucket, values))
+        return list(values)
 
     def flush(self) -> None:
         self._check(self._native.gg_session_flush(self._handle))
@@ -152,6 +171,7 @@ class Session:
         return self._native.gg_session_phase(self._handle).decode()
 
     def save_state(self) -> bytearray:
+        self.synchronize()
         state = bytearray(self._native.gg_session_state_bytes(self._handle))
         written = c_size_t()
         view = (ctypes.c_char * len(state)).from_buffer(state)

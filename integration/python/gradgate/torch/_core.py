@@ -39,6 +39,7 @@ class Arrival:
     scale: float | None
     divide: bool
     finish: object  # called with the averaged buffer, or an exception
+    stream: int = 0  # cudaStream_t on which the gradient is made; device memory only
 
 
 def average_plainly(buffer: torch.Tensor, group: dist.ProcessGroup, size: int, divide: bool) -> torch.Tensor:
@@ -53,7 +54,7 @@ def average_plainly(buffer: torch.Tensor, group: dist.ProcessGroup, size: int, d
 
 class Core:
     def __init__(self, group: dist.ProcessGroup, options: dict, start_step: int, log, say, store):
-        self.communicator = Communicator(group)
+        self.communicator = self._connect(group, options["timeout_s"])
         self.start_step = start_step
         self.steps = 0
         self.failure: Error | None = None
@@ -73,6 +74,9 @@ class Core:
             self.communicator.close()
             cause = self.communicator.failure or (None if isinstance(error, Error) else error)
             raise self._enrich(error) from cause
+
+    def _connect(self, group: dist.ProcessGroup, timeout_s: float):
+        return Communicator(group)
 
     def close(self) -> None:
         if self.session is not None:
@@ -127,9 +131,15 @@ class Core:
                 self.session.skip_step()
         elif self._planned:
             index = sum(earlier.dtype is not None for earlier in self._step[:position])
-            self.session.all_reduce(index, buffer.data_ptr(), buffer.numel(), key.dtype, arrival.ready_s)
+            self._reduce(index, buffer, key.dtype, arrival)
         else:
-            self.session.all_reduce_dense(buffer.data_ptr(), buffer.numel(), key.dtype)
+            self._reduce_dense(buffer, key.dtype, arrival)
+
+    def _reduce(self, index: int, buffer: torch.Tensor, dtype: int, arrival: Arrival) -> None:
+        self.session.all_reduce(index, buffer.data_ptr(), buffer.numel(), dtype, arrival.ready_s)
+
+    def _reduce_dense(self, buffer: torch.Tensor, dtype: int, arrival: Arrival) -> None:
+        self.session.all_reduce_dense(buffer.data_ptr(), buffer.numel(), dtype)
 
     def _end_step(self) -> None:
         if not self._planned and self.steps >= self.start_step:

@@ -12,6 +12,7 @@ from .. import _native
 from .._native import Error
 from .._session import between, param_id
 from ._core import Arrival, BucketKey, Core
+from ._device import DeviceCore
 from ._group import DTYPE_CODES, sibling_group
 from ._issuer import Issuer
 from ._profile import read as read_profile
@@ -111,13 +112,15 @@ class GateState:
             self._watch_views(ddp)
         device = next((p.device.type for p in ddp.parameters() if p.requires_grad), "cpu")
         backend = dist.get_backend(self._group)
-        self._plain = self.options["mode"] == "off" or device != "cpu" or "gloo" not in str(backend)
+        self._on_device = device == "cuda" and "nccl" in str(backend)
+        on_host = device == "cpu" and "gloo" in str(backend)
+        self._plain = self.options["mode"] == "off" or not (on_host or self._on_device)
         if self._plain:
             if self.options["mode"] != "off":
                 self._warn_once(
                     "device",
-                    f"gradgate: gradients on {device} over {backend} are reduced dense: this build compresses host "
-                    "memory over gloo only",
+                    f"gradgate: gradients on {device} over {backend} are reduced dense: accepted are gradients in "
+                    "host memory over gloo, and on cuda over nccl",
                 )
         else:
             self._start()
@@ -127,7 +130,7 @@ class GateState:
 
     def _start(self) -> None:
         timeout_s = self.options["timeout_s"] or timeout_of(self._group)
-        group = sibling_group(self._group, timeout_s)
+        group = self._group if self._on_device else sibling_group(self._group, timeout_s)
         rank = dist.get_rank(group)
         log = log_function(self._log, rank)
         profile = self._read_profile()
@@ -140,6 +143,8 @@ class GateState:
             "error_budget": self.options["error_budget"],
             "profile": profile,
         }
+        if self._on_device:
+            return self._start_on_device(options, log)
         self._issuer = Issuer(f"gradgate-{rank}")
         words = LastWords(getattr(group, "group_name", "group"))
         try:
@@ -148,6 +153,13 @@ class GateState:
             self._issuer.close()
             raise
         self._finalizer = weakref.finalize(self, close_issuer, self._issuer, self._core)
+
+    def _start_on_device(self, options: dict, log) -> None:
+        """No thread: the hook enqueues, and results are handed over on a stream that follows the session's."""
+        self._issuer = None
+        self._core = DeviceCore(self._group, options, self.options["start_step"], log, self._say, None)
+        self._results = torch.cuda.Stream()
+        self._finalizer = weakref.finalize(self, self._core.close)
 
     def _read_profile(self) -> dict | None:
         """The numbers of the profile; None where there is none to use. A rank that has none lets all of them probe."""
@@ -235,6 +247,8 @@ class GateState:
         core = self._core
         if core.failure is not None:
             raise core.failure
+        if self._on_device:
+            return self._reduce_on_device(bucket, buffer)
         outcome: torch.futures.Future = torch.futures.Future()
         result = outcome.then(result_of)  # before the issuer wakes up and wants the interpreter too
         arrival = Arrival(
@@ -249,12 +263,37 @@ class GateState:
         self._issuer.submit(lambda: core.arrive(arrival))
         return result
 
+    def _reduce_on_device(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """Enqueues, and returns a future whose event lies behind the reduction. Not yet run on a GPU (docs/pytorch.md)."""
+        outcome: torch.futures.Future = torch.futures.Future(devices=[buffer.device])
+
+        def finish(result) -> None:
+            if isinstance(result, BaseException):
+                return outcome.set_exception(result)
+            self._core.join(self._results.cuda_stream)
+            with torch.cuda.stream(self._results):  # the future's event is recorded on it
+                outcome.set_result(result)
+
+        self._core.arrive(
+            Arrival(
+                key=self._describe(bucket, buffer),
+                buffer=buffer,
+                index=bucket.index(),
+                ready_s=0.0,  # taken from events
+                scale=float(self._scaler.get_scale()) if self._scaler is not None else None,
+                divide=self._step_divides,
+                finish=finish,
+                stream=torch.cuda.current_stream(buffer.device).cuda_stream,
+            )
+        )
+        return outcome
+
     # --- between steps
 
     def _call(self, function, *arguments):
         if self._core is None:
             raise Error(10, "gradgate: this GateState is not attached, or its mode is off")
-        return self._issuer.call(function, *arguments)
+        return function(*arguments) if self._issuer is None else self._issuer.call(function, *arguments)
 
     @property
     def steps(self) -> int:
