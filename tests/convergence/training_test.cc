@@ -51,6 +51,7 @@ Outcome train(uint64_t seed, Mode mode, const std::vector<CodecSpec>& codecs, co
         Communicator& comm = link != nullptr ? *shaped : bare;
         digits::Trainer trainer(static_cast<size_t>(comm.rank()), kRanks, seed, recipe);
         SessionOptions options;
+        options.error_budget = 10;  // what a codec does by itself: the guard would replace topk without feedback
         options.mode = mode;
         options.codecs = codecs;
         options.timeout_s = 100;

@@ -43,7 +43,7 @@ def flat(steps):
 # MEM-4.
 def test_nothing_grows(pool):
     for growth, fds, threads in pool.run(2, flat, 420, timeout_s=200):
-        assert growth < 1 << 20, growth
+        assert growth < 256 << 10, growth
         assert len(fds) == 1 and len(threads) == 1, (fds, threads)
 
 
