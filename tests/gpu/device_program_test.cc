@@ -35,6 +35,28 @@ TEST_F(DeviceProgram, AllReduceRunsEveryCodecOverNcclAndFindsNothingWrong) {
   for (const auto& result : json.at("results")) EXPECT_EQ(result.at("wrong"), 0) << result;
 }
 
+TEST_F(DeviceProgram, CalibrateMeasuresLinkAndKernels) {
+  // The emulator's network has no speed of its own: a fit may be refused, and is then said to be.
+  const Finished run = run_program(
+      "calibrate --device cuda --ranks 2 -b 4096 -e 262144 -f 4 -n 3 -c int8,topk:0.01 --buckets 64KiB --json");
+  const auto json = strict_json(run.out);
+  EXPECT_TRUE(run.code == 0 || (run.code == 1 && json.at("profile").is_null())) << run.err;
+  EXPECT_THAT(json.at("ranks").get<std::string>(), HasSubstr("2 ranks over NCCL 2."));
+  ASSERT_EQ(json.at("results").size(), 12u) << "three collectives in four sizes";
+  for (const auto& row : json.at("results")) EXPECT_EQ(row.at("times_us").size(), 3u) << row;
+  if (run.code == 0) {
+    EXPECT_THAT(json.at("profile").dump(), HasSubstr("\"nccl\"")) << "what the profile is valid for";
+  }
+}
+
+TEST_F(DeviceProgram, DoctorAdvisesOnADevice) {
+  const Finished run =
+      run_program("doctor --device cuda --ranks 2 --params 100k --step 10ms --buckets 64KiB --link 1gbit:50us --json");
+  ASSERT_EQ(run.code, 0) << run.err;
+  const auto json = strict_json(run.out);
+  EXPECT_FALSE(json.at("advice").at("verdict").get<std::string>().empty());
+}
+
 TEST_F(DeviceProgram, RefusesWhatADeviceDoesNotDoByName) {
   Finished run = run_program("allreduce --device cuda -c int8@hierarchical --ranks 2 --ranks-per-node 1");
   EXPECT_EQ(run.code, 2);

@@ -25,6 +25,7 @@ struct Arguments {
   std::vector<uint64_t> codec_bytes;
   std::string output_path;
   std::vector<std::string> imports;
+  Device device = Device::cpu;
   OutputOptions output;
 };
 
@@ -131,7 +132,8 @@ int run(Arguments& arguments, const Context& context, const OptionSet& options) 
   codecs.restrict_to(DType::f32);
   std::erase_if(codecs.codecs, [](const NamedCodec& codec) { return codec.spec.id == CodecId::none; });
 
-  const std::unique_ptr<Ranks> ranks = Ranks::open("-t/--ranks", arguments.ranks);
+  const std::unique_ptr<Ranks> ranks = Ranks::open("-t/--ranks", arguments.ranks, arguments.device);
+  if (arguments.device == Device::cuda) codecs.restrict_to_device(DType::f32, false);
   if (ranks->size() < 2) throw UsageError("-t/--ranks: 1 rank has no link to measure; 2 or more");
   arguments.output.silent = !ranks->prints();
   const std::string where = ranks->description(setup.shaping);
@@ -264,6 +266,7 @@ void add_calibrate(CLI::App& program, Context& context) {
                 arguments->sweep.timeout_s = parse_time(option, text);
                 if (arguments->sweep.timeout_s == 0) throw UsageError(option + ": '" + text + "' is not above zero");
               });
+  add_device_option(options, &arguments->device);
   arguments->output.add_to(options);
   command.under_mpi = true;
   command.run = [arguments, &context, &options] { return run(*arguments, context, options); };

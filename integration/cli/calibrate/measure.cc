@@ -8,9 +8,13 @@
 #include <cstring>
 #include <limits>
 #include <map>
+#include <memory>
 
+#include "gradgate/device.h"
+#include "gradgate/device_exchange.h"
 #include "gradgate/version.h"
 #include "integration/cli/buffer.h"
+#include "integration/cli/device.h"
 #include "integration/cli/error.h"
 #include "integration/cli/quantity.h"
 #include "integration/cli/statistics.h"
@@ -34,6 +38,31 @@ double steady_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+// Takes the time of what is enqueued on a stream of its own, by events.
+class DeviceClock {
+ public:
+  DeviceClock() {
+    if (!marks_.create().ok()) throw RunError("CUDA: no events");
+  }
+  Stream stream() const { return stream_.get(); }
+  void start() { marks_.begin(stream()); }
+  /// Seconds since start(), once the stream is through.
+  double stop() {
+    marks_.mark(DeviceMarks::Part::transfer, stream());
+    while (!marks_.complete()) {
+      ExchangeTimes ignored;
+      if (marks_.read(&ignored).code() == StatusCode::internal) throw RunError("CUDA: the device has failed");
+    }
+    ExchangeTimes times;
+    require_cuda_ok(static_cast<int>(marks_.read(&times).detail()), "events");
+    return times.transfer_s;
+  }
+
+ private:
+  DeviceStream stream_;
+  DeviceMarks marks_;
+};
+
 // One rank of a sweep.
 class Sweeper {
  public:
@@ -43,6 +72,11 @@ class Sweeper {
     send_ = Buffer(largest);
     recv_ = Buffer(largest);
     GradientLike().fill(static_cast<uint64_t>(comm.rank()), 0, {send_.data(), largest / sizeof(float), DType::f32});
+    if (!comm.on_device()) return;
+    clock_ = std::make_unique<DeviceClock>();
+    device_send_ = DeviceMemory(largest);
+    device_recv_ = DeviceMemory(largest);
+    require_cuda_ok(require_cuda().copy(device_send_.data(), send_.data(), largest, clock_->stream().handle), "a copy");
   }
 
   Sweep run(const std::function<void(const std::string&)>& show) {
@@ -83,36 +117,43 @@ class Sweeper {
   size_t elements(uint64_t bytes) const { return std::max<size_t>((bytes / sizeof(float) + ranks_ - 1) / ranks_, 1); }
   Deadline deadline() const { return Deadline::after(setup_.timeout_s); }
 
-  // A barrier, then the operation; the slowest rank's seconds, on every rank.
+  // A barrier, then `operation`; this rank's seconds. On a device both are enqueued, and the events lie around the
+  // operation.
+  template <class Operation>
+  double timed(const char* name, Operation operation) {
+    const Stream stream = clock_ != nullptr ? clock_->stream() : Stream{};
+    require(comm_.barrier(stream, deadline()), comm_, "barrier");
+    if (clock_ != nullptr) clock_->start();
+    const double start = comm_.now();
+    require(operation(stream), comm_, name);
+    if (clock_ == nullptr) return comm_.now() - start;
+    require(comm_.wait(stream, deadline()), comm_, name);
+    return clock_->stop();
+  }
+
+  // The slowest rank's seconds, on every rank.
   double once(ProbeCollective collective, uint64_t size) {
     const size_t per_rank = elements(size);
-    require(comm_.barrier({}, deadline()), comm_, "barrier");
-    const double start = comm_.now();
-    Status status;
-    switch (collective) {
-      case ProbeCollective::all_reduce:
-        status = comm_.all_reduce_sum(send_.data(), recv_.data(), per_rank * ranks_, DType::f32, {}, deadline());
-        break;
-      case ProbeCollective::all_gather:
-        status = comm_.all_gather(send_.data(), recv_.data(), per_rank, DType::f32, {}, deadline());
-        break;
-      case ProbeCollective::all_to_all:
-        status = comm_.all_to_all(send_.data(), recv_.data(), per_rank, DType::f32, {}, deadline());
-        break;
-    }
-    const double seconds = comm_.now() - start;
-    require(status, comm_, name_of(collective));
-    gather(seconds);
+    const void* send = clock_ != nullptr ? device_send_.data() : send_.data();
+    void* recv = clock_ != nullptr ? device_recv_.data() : recv_.data();
+    gather(timed(name_of(collective), [&](Stream stream) {
+      switch (collective) {
+        case ProbeCollective::all_reduce:
+          return comm_.all_reduce_sum(send, recv, per_rank * ranks_, DType::f32, stream, deadline());
+        case ProbeCollective::all_gather:
+          return comm_.all_gather(send, recv, per_rank, DType::f32, stream, deadline());
+        case ProbeCollective::all_to_all:
+          break;
+      }
+      return comm_.all_to_all(send, recv, per_rank, DType::f32, stream, deadline());
+    }));
     return *std::max_element(seconds_.begin(), seconds_.end());
   }
 
   double barrier_spread() {
     std::vector<double> spreads;
     for (uint64_t i = 0; i < setup_.warmup + setup_.rounds; ++i) {
-      require(comm_.barrier({}, deadline()), comm_, "barrier");
-      const double start = comm_.now();
-      require(comm_.barrier({}, deadline()), comm_, "barrier");
-      gather(comm_.now() - start);
+      gather(timed("barrier", [&](Stream stream) { return comm_.barrier(stream, deadline()); }));
       const auto [least, most] = std::minmax_element(seconds_.begin(), seconds_.end());
       if (i >= setup_.warmup) spreads.push_back(*most - *least);
     }
@@ -128,6 +169,8 @@ class Sweeper {
   size_t ranks_;
   std::vector<double> seconds_;
   Buffer send_, recv_;
+  std::unique_ptr<DeviceClock> clock_;  ///< over devices
+  DeviceMemory device_send_, device_recv_;
 };
 
 // One rank of the codec times: medians of encoding and decoding.
@@ -159,6 +202,47 @@ std::pair<double, double> time_codec(const NamedCodec& codec, DType dtype, size_
   return {median(encodes), median(decodes)};
 }
 
+// The same for kernels; a device's memory and stream, events around each call.
+std::pair<double, double> time_device_codec(const NamedCodec& codec, DType dtype, size_t count, uint64_t rounds,
+                                            int rank) {
+  const auto& cuda = require_cuda();
+  DeviceClock clock;
+  void* const stream = clock.stream().handle;
+  Buffer host(count * dtype_bytes(dtype));
+  GradientLike().fill(static_cast<uint64_t>(rank), 0, {host.data(), count, dtype});
+  const DeviceMemory gradient(host.size()), out(host.size()), payload(payload_bytes(codec.spec, dtype, count)),
+      workspace(device::workspace_bytes(codec.spec, dtype, count)), words(2 * sizeof(uint64_t)),
+      residual(codec.spec.feedback ? count * sizeof(float) : 0);
+  require_cuda_ok(cuda.copy(gradient.data(), host.data(), host.size(), stream), "a copy");
+  require_cuda_ok(cuda.fill(residual.data(), 0, residual.size(), stream), "a fill");
+  require_cuda_ok(cuda.fill(words.data(), 0, words.size(), stream), "a fill");
+  const device::EncodeArgs encoding{.gradient = {gradient.data(), count, dtype},
+                                    .residual = codec.spec.feedback ? residual.as<float>() : nullptr,
+                                    .payload = {payload.data(), payload.size()},
+                                    .workspace = {workspace.data(), workspace.size()},
+                                    .seed = {},
+                                    .threshold = reinterpret_cast<uint32_t*>(words.as<uint64_t>() + 1)};
+  const device::DecodeArgs decoding{.payload = {payload.data(), payload.size()},
+                                    .gradient = dtype,
+                                    .out = {out.data(), count, dtype},
+                                    .workspace = {workspace.data(), workspace.size()},
+                                    .fault = words.as<uint64_t>()};
+  std::vector<double> encodes, decodes;
+  for (uint64_t i = 0; i <= rounds; ++i) {
+    clock.start();
+    Status status = device::encode(codec.spec, encoding, stream);
+    const double encode_s = clock.stop();
+    clock.start();
+    if (status.ok()) status = device::decode(codec.spec, decoding, stream);
+    const double decode_s = clock.stop();
+    if (!status.ok()) throw RunError(codec.text + ": " + status.message());
+    if (i == 0) continue;  // loads kernels
+    encodes.push_back(encode_s);
+    decodes.push_back(decode_s);
+  }
+  return {median(encodes), median(decodes)};
+}
+
 }  // namespace
 
 Sweep measure_sweep(Ranks& ranks, const SweepSetup& setup, Progress& progress) {
@@ -178,14 +262,16 @@ std::vector<ProfileCodec> measure_codecs(Ranks& ranks, const std::vector<NamedCo
                                          const std::vector<uint64_t>& bytes, uint64_t rounds, double timeout_s,
                                          Progress& progress) {
   std::vector<ProfileCodec> result;
-  ranks.run({}, [&](Communicator& comm, Communicator&) {
+  ranks.run({}, [&](Communicator& carrier, Communicator& comm) {
+    const bool on_device = carrier.on_device();
     std::vector<ProfileCodec> list;
     std::vector<double> all(2 * static_cast<size_t>(comm.size()));
     for (const NamedCodec& codec : codecs) {
       for (const uint64_t size : bytes) {
         if (comm.rank() == 0) progress.show(codec.text + " " + format_size(size) + " ...");
         require(comm.barrier({}, Deadline::after(timeout_s)), comm, "barrier");
-        const auto [encode_s, decode_s] = time_codec(codec, dtype, size / dtype_bytes(dtype), rounds, comm.rank());
+        const auto [encode_s, decode_s] =
+            (on_device ? time_device_codec : time_codec)(codec, dtype, size / dtype_bytes(dtype), rounds, comm.rank());
         const double mine[] = {encode_s, decode_s};
         require(comm.all_gather(mine, all.data(), 2, DType::f64, {}, Deadline::after(timeout_s)), comm,
                 "gathering times");
@@ -207,6 +293,7 @@ ProfileKey profile_key(Ranks& ranks, const Shaping& shaping, double timeout_s) {
   ProfileKey key;
   key.device = machine_json()["cpu"].get<std::string>();
   key.backend = ranks.backend();
+  if (key.backend == "nccl") key.device = cuda_text();
   key.world_size = static_cast<uint64_t>(ranks.size());
   key.version = GRADGATE_VERSION;
   // Ranks with one host name and one network are on one node: what they send each other takes no wire.
@@ -215,7 +302,7 @@ ProfileKey profile_key(Ranks& ranks, const Shaping& shaping, double timeout_s) {
   if (readlink("/proc/self/ns/net", network, sizeof network - 1) > 0)
     std::strncat(name, network, kNameBytes - 1 - std::strlen(name));
   std::vector<char> names(kNameBytes * static_cast<size_t>(ranks.size()));
-  ranks.run({}, [&](Communicator& comm, Communicator&) {
+  ranks.run({}, [&](Communicator&, Communicator& comm) {
     std::vector<char> all(names.size());
     require(comm.all_gather(name, all.data(), kNameBytes, DType::u8, {}, Deadline::after(timeout_s)), comm,
             "gathering host names");

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <limits>
 
+#include "gradgate/device_exchange.h"
 #include "integration/cli/buffer.h"
 #include "integration/cli/calibrate/measure.h"
 #include "integration/cli/calibrate/profile_store.h"
@@ -34,6 +35,7 @@ struct Arguments {
   std::optional<NamedLink> link;
   std::string profile_path;
   double timeout_s = 60, backward_share = 0.67;
+  Device device = Device::cpu;
   OutputOptions output;
 };
 
@@ -134,15 +136,47 @@ LinkTimes measured_link(Ranks& ranks, const Arguments& arguments, Progress& prog
   return link;
 }
 
+// A bucket in device memory, on which exchanges are shadowed.
+class DeviceBucket {
+ public:
+  DeviceBucket(const Buffer& gradient, size_t count)
+      : gradient_(gradient.size()), residual_(count * sizeof(float)), record_(sizeof(ExchangeRecord)) {
+    const auto& cuda = require_cuda();
+    if (!marks_.create().ok()) throw RunError("CUDA: no events");
+    require_cuda_ok(cuda.copy(gradient_.data(), gradient.data(), gradient.size(), stream_.handle()), "a copy");
+    require_cuda_ok(cuda.fill(residual_.data(), 0, residual_.size(), stream_.handle()), "a fill");
+    require_cuda_ok(cuda.fill(record_.data(), 0, record_.size(), stream_.handle()), "a fill");
+  }
+  Status shadow(ExchangeArgs args, const DeviceMemory& scratch, ExchangeTimes* times) {
+    const DevicePlace place{stream_.get(), record_.as<ExchangeRecord>(), nullptr};
+    args.gradient.data = gradient_.data();
+    if (args.residual != nullptr) args.residual = residual_.as<float>();
+    args.device = &place;
+    GRADGATE_TRY(enqueue_shadow(args, {scratch.data(), scratch.size()}, &marks_));
+    while (!marks_.complete()) {
+      ExchangeTimes ignored;
+      if (marks_.read(&ignored).code() == StatusCode::internal) throw RunError("CUDA: the device has failed");
+    }
+    return marks_.read(times);
+  }
+
+ private:
+  DeviceStream stream_;
+  DeviceMemory gradient_, residual_, record_;
+  DeviceMarks marks_;
+};
+
 // Encoding and decoding of one rank in an exchange of the bucket: the slowest rank's, all at work at once.
 std::vector<CodecWork> measure_codec_work(Ranks& ranks, const Arguments& arguments, const CodecList& codecs,
                                           Progress& progress) {
   std::vector<CodecWork> result;
   const size_t count = arguments.bucket_bytes / dtype_bytes(arguments.dtype);
-  ranks.run({}, [&](Communicator& comm, Communicator&) {
+  ranks.run({}, [&](Communicator& carrier, Communicator& comm) {
     std::vector<CodecWork> list;
     Buffer gradient(count * dtype_bytes(arguments.dtype)), residual(count * sizeof(float));
     GradientLike().fill(static_cast<uint64_t>(comm.rank()), 0, {gradient.data(), count, arguments.dtype});
+    std::optional<DeviceBucket> device;
+    if (carrier.on_device()) device.emplace(gradient, count);
     for (const NamedCodec& codec : codecs.codecs) {
       if (comm.rank() == 0) progress.show(codec.text + " ...");
       CodecWork work;
@@ -154,9 +188,11 @@ std::vector<CodecWork> measure_codec_work(Ranks& ranks, const Arguments& argumen
                                 .dtype = arguments.dtype,
                                 .rank = comm.rank(),
                                 .ranks = comm.size(),
-                                .width = 1};
+                                .width = 1,
+                                .device = device.has_value()};
       work.wire_bytes = static_cast<double>(exchange_wire_bytes(shape));
-      Buffer scratch(exchange_shadow_bytes(shape));
+      const Buffer scratch(device ? 0 : exchange_shadow_bytes(shape));
+      const DeviceMemory device_scratch(device ? device_shadow_bytes(shape) : 0);
       const ExchangeArgs args{.shape = shape,
                               .gradient = {gradient.data(), count, arguments.dtype},
                               .residual = codec.spec.feedback ? residual.as<float>() : nullptr,
@@ -168,7 +204,8 @@ std::vector<CodecWork> measure_codec_work(Ranks& ranks, const Arguments& argumen
       require(comm.barrier({}, Deadline::after(arguments.timeout_s)), comm, "barrier");
       for (uint64_t round = 0; round <= arguments.rounds; ++round) {
         ExchangeTimes times;
-        const Status status = shadow_exchange(comm, args, scratch.bytes(), {}, &times);
+        const Status status = device ? device->shadow(args, device_scratch, &times)
+                                     : shadow_exchange(comm, args, scratch.bytes(), {}, &times);
         if (!status.ok())
           throw RunError("rank " + std::to_string(comm.rank()) + ": " + codec.text + ": " + status.message());
         if (round == 0) continue;  // touches the memory for the first time
@@ -283,7 +320,8 @@ int run(Arguments& arguments, const Context& context, const OptionSet& options) 
   arguments.bucket_bytes =
       std::min<uint64_t>(arguments.bucket_bytes, static_cast<uint64_t>(numbers.gradient_bytes)) / element * element;
   numbers.bucket_bytes = static_cast<double>(arguments.bucket_bytes);
-  const std::unique_ptr<Ranks> ranks = Ranks::open("-t/--ranks", arguments.ranks);
+  const std::unique_ptr<Ranks> ranks = Ranks::open("-t/--ranks", arguments.ranks, arguments.device);
+  if (arguments.device == Device::cuda) codecs.restrict_to_device(arguments.dtype, true);
   arguments.output.silent = !ranks->prints();
   numbers.ranks = ranks->size();
   arguments.output.print(comment("gradgate doctor: " + arguments.parameters + " parameters, " +
@@ -395,6 +433,7 @@ void add_doctor(CLI::App& program, Context& context) {
                 arguments->timeout_s = parse_time(option, text);
                 if (arguments->timeout_s == 0) throw UsageError(option + ": '" + text + "' is not above zero");
               });
+  add_device_option(options, &arguments->device);
   arguments->output.add_to(options);
   command.under_mpi = true;
   command.run = [arguments, &context, &options] { return run(*arguments, context, options); };
