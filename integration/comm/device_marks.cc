@@ -55,8 +55,9 @@ bool DeviceMarks::complete() const noexcept {
 }
 
 Status DeviceMarks::read(ExchangeTimes* times) const noexcept {
-  if (failed_) return StatusCode::internal;
-  if (!complete()) return StatusCode::bad_state;
+  bool done = false;
+  if (failed_ || (used_ > 0 && runtime()->query(events_[used_ - 1], &done) != 0)) return StatusCode::internal;
+  if (!done) return StatusCode::bad_state;
   for (int i = 1; i < used_; ++i) {
     double seconds = 0;
     if (const int error = runtime()->elapsed(events_[i - 1], events_[i], &seconds); error != 0)
