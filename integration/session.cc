@@ -223,16 +223,8 @@ Status SessionImpl::all_reduce(uint32_t index, Vec gradient, Stream stream) noex
   if (plan.shadow > 0) measure_shadow(index, gradient, plan.shadow);
 
   const Turn now = turn(bucket, plan);
-  ExchangeArgs args;
-  args.shape = shape_of(bucket, now.candidate);
-  args.gradient = gradient;
-  args.residual = now.feedback == Feedback::none ? nullptr : residual_of(bucket);
-  args.feedback = now.feedback;
-  args.workspace = {workspace_.data(), workspace_.size()};
-  args.seed = {options_.seed, index, static_cast<uint32_t>(step_), 0};
-  args.executor = options_.executor;
+  ExchangeArgs args = args_of(index, gradient, now.candidate, now.feedback);
   args.threshold = &bucket.threshold;
-  args.divide = divide_;
   if (args.residual != nullptr) GRADGATE_TRY(save_residual(bucket));
   gate::GuardReading reading;
   const bool guarded = begin_guard(plan, &args, &reading);
@@ -247,32 +239,68 @@ Status SessionImpl::all_reduce(uint32_t index, Vec gradient, Stream stream) noex
     if (!can_go_on(bucket, now, times, s)) return fail(s, full);
     return reduce_dense_instead(index, gradient, now, full);
   }
+  note_residual(bucket, now);
+  watch_result(gradient);
+  if (guarded) end_guard(index, args, reading);
+
+  count_exchange(index, now, args.shape, times, true);
+  stats_.non_finite += times.non_finite;
+  return end_bucket(index);
+}
+
+ExchangeArgs SessionImpl::args_of(uint32_t index, const Vec& gradient, const Candidate& candidate,
+                                  Feedback feedback) noexcept {
+  Bucket& bucket = buckets_[index];
+  ExchangeArgs args;
+  args.shape = shape_of(bucket, candidate);
+  args.gradient = gradient;
+  args.residual = feedback == Feedback::none ? nullptr : residual_of(bucket);
+  args.feedback = feedback;
+  args.workspace = {workspace_.data(), workspace_.size()};
+  args.seed = {options_.seed, index, static_cast<uint32_t>(step_), 0};
+  args.executor = options_.executor;
+  args.divide = divide_;
+  return args;
+}
+
+// What an exchange leaves in the residual.
+void SessionImpl::note_residual(Bucket& bucket, const Turn& now) noexcept {
   if (now.feedback == Feedback::apply) {
     bucket.pending = true;
     bucket.in_shards = now.candidate.exchange == Exchange::hierarchical;
   }
   if (now.feedback == Feedback::flush) bucket.pending = false;
-  watch_result(gradient);
-  if (guarded) end_guard(index, args, reading);
+}
 
+void SessionImpl::count_exchange(uint32_t index, const Turn& now, const ExchangeShape& shape,
+                                 const ExchangeTimes& times, bool timed) noexcept {
   gate::Sample sample;
   sample.candidate = now.index;
+  sample.ok = timed;
   sample.encode_s = times.encode_s;
   sample.transfer_s = times.transfer_s;
   sample.decode_s = times.decode_s;
   if (now.feedback != Feedback::flush) gate_.record(index, sample);
 
   (now.index == 0 ? stats_.dense_buckets : stats_.compressed_buckets) += 1;
-  stats_.wire_bytes += exchange_wire_bytes(args.shape);
-  stats_.non_finite += times.non_finite;
+  stats_.wire_bytes += exchange_wire_bytes(shape);
+  stats_.dense_bytes += shape.count * dtype_bytes(shape.dtype);
   stats_.encode_s += times.encode_s;
   stats_.transfer_s += times.transfer_s;
   stats_.decode_s += times.decode_s;
-  return end_bucket(index);
+}
+
+void SessionImpl::record_shadow(uint32_t index, int candidate, const ExchangeTimes& times, bool ok) noexcept {
+  gate::Sample sample;
+  sample.candidate = static_cast<uint8_t>(candidate);
+  sample.shadow = true;
+  sample.ok = ok;
+  sample.encode_s = times.encode_s;
+  sample.decode_s = times.decode_s;
+  gate_.record(index, sample);
 }
 
 Status SessionImpl::end_bucket(uint32_t index) noexcept {
-  stats_.dense_bytes += buckets_[index].count * dtype_bytes(buckets_[index].dtype);
   record_ready(index);
   if (++next_bucket_ < buckets_.size()) return {};
   const double now = comm_.now();
@@ -314,32 +342,22 @@ Status SessionImpl::reduce_dense_instead(uint32_t index, Vec gradient, const Tur
     return fail(s, full);
   }
   watch_result(gradient);
+  const size_t bytes = bucket.count * dtype_bytes(bucket.dtype);
   ++stats_.dense_buckets;
-  stats_.wire_bytes += bucket.count * dtype_bytes(bucket.dtype);
+  stats_.wire_bytes += bytes;
+  stats_.dense_bytes += bytes;
   stats_.transfer_s += times.transfer_s;
   return end_bucket(index);
 }
 
 void SessionImpl::measure_shadow(uint32_t index, const Vec& gradient, int candidate) noexcept {
-  Bucket& bucket = buckets_[index];
   const double start = comm_.now();
-  ExchangeArgs args;
-  args.shape = shape_of(bucket, candidates_[static_cast<size_t>(candidate)]);
-  args.gradient = gradient;
-  args.feedback = args.shape.candidate.codec.feedback ? Feedback::apply : Feedback::none;
-  args.residual = args.feedback == Feedback::apply ? residual_of(bucket) : nullptr;
-  args.workspace = {workspace_.data(), workspace_.size()};
-  args.seed = {options_.seed, index, static_cast<uint32_t>(step_), 0};
-  args.executor = options_.executor;
-
+  const Candidate& chosen = candidates_[static_cast<size_t>(candidate)];
+  const ExchangeArgs args = args_of(index, gradient, chosen, chosen.codec.feedback ? Feedback::apply : Feedback::none);
   ExchangeTimes times;
-  gate::Sample sample;
-  sample.candidate = static_cast<uint8_t>(candidate);
-  sample.shadow = true;
-  sample.ok = shadow_exchange(comm_, args, {shadow_.data(), shadow_.size()}, options_.virtual_rates, &times).ok();
-  sample.encode_s = times.encode_s;
-  sample.decode_s = times.decode_s;
-  gate_.record(index, sample);
+  const Bytes scratch{shadow_.data(), shadow_.size()};
+  const bool ok = shadow_exchange(comm_, args, scratch, options_.virtual_rates, &times).ok();
+  record_shadow(index, candidate, times, ok);
   stats_.gate_s += comm_.now() - start;
 }
 

@@ -7,7 +7,6 @@
 #include <limits>
 
 #include "gate/fit.h"
-#include "integration/comm/two_shot_layout.h"
 #include "integration/session_impl.h"
 
 namespace gradgate {
@@ -77,14 +76,7 @@ Status SessionImpl::enqueue(uint32_t index, Vec gradient, Stream stream) noexcep
   const Turn now = turn(bucket, plan);
   DeviceWords* const words = device_words(index);
   const DevicePlace place{place_.stream(), &words->exchange, nullptr};
-  ExchangeArgs args;
-  args.shape = shape_of(bucket, now.candidate);
-  args.gradient = gradient;
-  args.residual = now.feedback == Feedback::none ? nullptr : residual_of(bucket);
-  args.feedback = now.feedback;
-  args.workspace = {workspace_.data(), workspace_.size()};
-  args.seed = {options_.seed, index, static_cast<uint32_t>(step_), 0};
-  args.divide = divide_;
+  ExchangeArgs args = args_of(index, gradient, now.candidate, now.feedback);
   args.threshold = reinterpret_cast<uint32_t*>(thresholds_.data()) + index;
   args.device = &place;
   if (args.residual != nullptr) {
@@ -94,8 +86,7 @@ Status SessionImpl::enqueue(uint32_t index, Vec gradient, Stream stream) noexcep
   flight.guarded = begin_guard(plan, &args, &reading);
   kernels::cuda::GuardCall guard{};
   if (flight.guarded) {
-    const comm::Shard own =
-        args.shape.candidate.exchange == Exchange::two_shot ? comm::Shards(args.shape)[args.shape.rank] : comm::Shard{};
+    const comm::Shard own = owned_part(args.shape);
     guard = {gradient.data,
              gradient.dtype,
              args.residual,
@@ -110,8 +101,7 @@ Status SessionImpl::enqueue(uint32_t index, Vec gradient, Stream stream) noexcep
   Message why;
   if (const Status s = enqueue_exchange(comm_, args, options_.timeout_s, &flight.marks, &why); !s.ok())
     return failed(s, why.text[0] ? why.text : s.message());
-  if (now.feedback == Feedback::apply) bucket.pending = true;
-  if (now.feedback == Feedback::flush) bucket.pending = false;
+  note_residual(bucket, now);
   if (flight.guarded && error == 0) {
     guard.after = true;
     error = cuda.guard(guard, place_.stream().handle);
@@ -129,23 +119,14 @@ Status SessionImpl::enqueue(uint32_t index, Vec gradient, Stream stream) noexcep
 }
 
 void SessionImpl::enqueue_shadow_of(uint32_t index, const Vec& gradient, int candidate) noexcept {
-  Bucket& bucket = buckets_[index];
   Flight& flight = flights_[index];
   const DevicePlace place{place_.stream(), &device_words(index)->shadow, nullptr};
-  ExchangeArgs args;
-  args.shape = shape_of(bucket, candidates_[static_cast<size_t>(candidate)]);
-  args.gradient = gradient;
-  args.feedback = args.shape.candidate.codec.feedback ? Feedback::apply : Feedback::none;
-  args.residual = args.feedback == Feedback::apply ? residual_of(bucket) : nullptr;
-  args.seed = {options_.seed, index, static_cast<uint32_t>(step_), 0};
+  const Candidate& chosen = candidates_[static_cast<size_t>(candidate)];
+  ExchangeArgs args = args_of(index, gradient, chosen, chosen.codec.feedback ? Feedback::apply : Feedback::none);
   args.device = &place;
   flight.shadow = candidate;
   if (enqueue_shadow(args, {shadow_.data(), shadow_.size()}, &flight.shadow_marks).ok()) return;
-  gate::Sample sample;  // every rank has the same shapes: a refusal is one on all of them
-  sample.candidate = static_cast<uint8_t>(candidate);
-  sample.shadow = true;
-  sample.ok = false;
-  gate_.record(index, sample);
+  record_shadow(index, candidate, {}, false);  // every rank has the same shapes: a refusal is one on all of them
   flight.shadow = 0;
 }
 
@@ -164,21 +145,15 @@ Status SessionImpl::end_enqueued_step() noexcept {
 }
 
 void SessionImpl::settle_bucket(uint32_t index) noexcept {
-  Bucket& bucket = buckets_[index];
   const Flight& flight = flights_[index];
   const DeviceWords& words = host_words_[index];
   ExchangeTimes times;
   if (flight.shadow > 0) {
     ExchangeTimes aside;
-    gate::Sample sample;
-    sample.candidate = static_cast<uint8_t>(flight.shadow);
-    sample.shadow = true;
     uint64_t word = 0;
     __builtin_memcpy(&word, words.shadow.bytes, sizeof word);
-    sample.ok = flight.shadow_marks.read(&aside).ok() && word == 0;
-    sample.encode_s = aside.encode_s;
-    sample.decode_s = aside.decode_s;
-    gate_.record(index, sample);
+    const bool read = flight.shadow_marks.read(&aside).ok();
+    record_shadow(index, flight.shadow, aside, read && word == 0);
     stats_.gate_s += aside.encode_s + aside.transfer_s + aside.decode_s;
   }
   if (flight.watched && words.watched > 0) skip_step_ = true;
@@ -195,20 +170,8 @@ void SessionImpl::settle_bucket(uint32_t index) noexcept {
     reading.hash = static_cast<double>(words.guard.hash >> 12);
     gate_.record_guard(index, reading);
   }
-  gate::Sample sample;
-  sample.candidate = flight.turn.index;
-  sample.ok = flight.marks.read(&times).ok();
-  sample.encode_s = times.encode_s;
-  sample.transfer_s = times.transfer_s;
-  sample.decode_s = times.decode_s;
-  if (flight.turn.feedback != Feedback::flush) gate_.record(index, sample);
-
-  (flight.turn.index == 0 ? stats_.dense_buckets : stats_.compressed_buckets) += 1;
-  stats_.wire_bytes += exchange_wire_bytes(flight.args.shape);
-  stats_.dense_bytes += bucket.count * dtype_bytes(bucket.dtype);
-  stats_.encode_s += times.encode_s;
-  stats_.transfer_s += times.transfer_s;
-  stats_.decode_s += times.decode_s;
+  const bool timed = flight.marks.read(&times).ok();
+  count_exchange(index, flight.turn, flight.args.shape, times, timed);
   double ready = 0;
   const bool known = index == 0 || place_.cuda().elapsed(flights_[0].ready, flight.ready, &ready) == 0;
   gate_.record_ready(index, known ? std::max(ready, 0.0) : std::numeric_limits<double>::quiet_NaN());

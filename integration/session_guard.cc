@@ -31,17 +31,6 @@ void each_value(const Vec& v, size_t first, size_t count, Visit visit) noexcept 
   }
 }
 
-/// The part of the vector that this rank owns in stage 2, or whose node's sum it encodes; empty for exchanges of one
-/// stage.
-comm::Shard owned(const ExchangeShape& shape) noexcept {
-  if (shape.candidate.exchange == Exchange::hierarchical) {
-    const comm::NodeShard shard(shape);
-    return {shard.first, shard.count};
-  }
-  if (shape.candidate.exchange != Exchange::two_shot) return {};
-  return comm::Shards(shape)[shape.rank];
-}
-
 /// Equal bytes, equal hash: 52 bits, exact as a double. By words, four streams, so that it runs at memory speed.
 double hash_values(const Vec& v) noexcept {
   const auto* bytes = static_cast<const std::byte*>(v.data);
@@ -62,6 +51,15 @@ double hash_values(const Vec& v) noexcept {
 
 }  // namespace
 
+comm::Shard owned_part(const ExchangeShape& shape) noexcept {
+  if (shape.candidate.exchange == Exchange::hierarchical) {
+    const comm::NodeShard shard(shape);
+    return {shard.first, shard.count};
+  }
+  if (shape.candidate.exchange != Exchange::two_shot) return {};
+  return comm::Shards(shape)[shape.rank];
+}
+
 bool SessionImpl::begin_guard(const gate::StepPlan& plan, ExchangeArgs* args, gate::GuardReading* reading) noexcept {
   const size_t count = args->shape.count;
   if (!plan.guard || args->feedback == Feedback::flush || args->shape.candidate == dense_candidate()) return false;
@@ -74,7 +72,7 @@ bool SessionImpl::begin_guard(const gate::StepPlan& plan, ExchangeArgs* args, ga
   if (place_.on_device()) return true;  // the sums are enqueued
   *reading = {};
   reading->norm1 = reading->gradient = reading->non_finite_in = 0;
-  const comm::Shard own = owned(args->shape);
+  const comm::Shard own = owned_part(args->shape);
   each_value(args->gradient, 0, count, [&](size_t i, float g) {
     if (!std::isfinite(g)) {
       ++reading->non_finite_in;
@@ -89,7 +87,7 @@ bool SessionImpl::begin_guard(const gate::StepPlan& plan, ExchangeArgs* args, ga
 
 void SessionImpl::end_guard(uint32_t index, const ExchangeArgs& args, gate::GuardReading reading) noexcept {
   reading.error1 = reading.error2 = reading.norm2 = reading.non_finite_out = 0;
-  const comm::Shard own = owned(args.shape);
+  const comm::Shard own = owned_part(args.shape);
   each_value(args.gradient, 0, args.shape.count, [&](size_t i, float out) {
     if (!std::isfinite(out)) {
       ++reading.non_finite_out;

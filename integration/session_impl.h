@@ -10,6 +10,7 @@
 #include "gate/gate.h"
 #include "gradgate/device_exchange.h"
 #include "gradgate/session.h"
+#include "integration/comm/two_shot_layout.h"
 #include "integration/session_place.h"
 
 namespace gradgate {
@@ -36,6 +37,10 @@ Status probe_link(Communicator& comm, double timeout_s, gate::LinkModel* link, M
 /// The same over a communicator of devices, timed by events on the place's stream; `control` gathers the numbers.
 Status probe_device_link(Communicator& comm, Communicator& control, const Place& place, double timeout_s,
                          gate::LinkModel* link, Message* why) noexcept;
+
+/// The part of the vector that this rank owns in stage 2, or whose node's sum it encodes; empty for exchanges of one
+/// stage. What the guard tells apart.
+comm::Shard owned_part(const ExchangeShape& shape) noexcept;
 
 /// FNV-1a over bytes, 64 bits: layouts and state files.
 uint64_t fnv1a64(const void* data, size_t size, uint64_t hash = 0xcbf29ce484222325ull) noexcept;
@@ -120,6 +125,12 @@ class SessionImpl final : public Session {
     return bucket.has_residual ? residuals_.floats() + bucket.residual_offset : nullptr;
   }
   Turn turn(const Bucket& bucket, const gate::StepPlan& plan) const noexcept;
+  /// What both places ask of an exchange of this bucket in this step.
+  ExchangeArgs args_of(uint32_t index, const Vec& gradient, const Candidate& candidate, Feedback feedback) noexcept;
+  void note_residual(Bucket& bucket, const Turn& now) noexcept;
+  void count_exchange(uint32_t index, const Turn& now, const ExchangeShape& shape, const ExchangeTimes& times,
+                      bool timed) noexcept;
+  void record_shadow(uint32_t index, int candidate, const ExchangeTimes& times, bool ok) noexcept;
   bool begin_guard(const gate::StepPlan& plan, ExchangeArgs* args, gate::GuardReading* reading) noexcept;
   Status allocate_flights(size_t buckets);
   void release_flights() noexcept;

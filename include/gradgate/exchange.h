@@ -132,6 +132,7 @@ class GRADGATE_API ExchangeMachine {
   void begin_between_nodes() noexcept;
   Status next_hierarchical(CollectiveCall* call) noexcept;
   void begin_all_gather() noexcept;
+  void encode_whole(uint32_t stream, Bytes slot, Bytes work) noexcept;
   Status next_all_gather(CollectiveCall* call) noexcept;
   void begin_two_shot() noexcept;
   Status next_two_shot(CollectiveCall* call) noexcept;

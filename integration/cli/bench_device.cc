@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "gradgate/device.h"
-#include "gradgate/device_exchange.h"
 #include "integration/cli/device.h"
 #include "integration/cli/error.h"
 #include "integration/cli/quantity.h"
@@ -15,12 +14,6 @@ namespace gradgate::cli {
 namespace {
 
 constexpr uint64_t kGradientSeed = 1, kResidualSeed = 2;
-
-uint64_t differing(const std::byte* a, const std::byte* b, size_t bytes) {
-  uint64_t wrong = 0;
-  for (size_t i = 0; i < bytes; ++i) wrong += a[i] != b[i];
-  return wrong;
-}
 
 class DeviceBench {
  public:
@@ -40,7 +33,6 @@ class DeviceBench {
     payload_ = DeviceMemory(payload);
     workspace_ = DeviceMemory(workspace);
     words_ = DeviceMemory(4 * sizeof(uint64_t));
-    if (!begin_.create().ok() || !end_.create().ok()) throw RunError("CUDA: no events");
     up(gradient_, host_.data(), bytes_);
     up(residual_before_, residual_.data(), residual_.size() * sizeof(float));
   }
@@ -57,7 +49,7 @@ class DeviceBench {
     // One round more, first, that does not count.
     for (size_t round = 0; round <= setup_.rounds; ++round) {
       const bool keep = round > 0;
-      measure(keep, &result.copy_s, [&] { return call(cuda_.copy(out_.data(), gradient_.data(), bytes_, stream_.handle())); });
+      measure(keep, &result.copy_s, [&] { return call(cuda_.copy(out_.data(), gradient_.data(), bytes_, clock_.stream().handle)); });
       for (size_t c = 0; c < result.codecs.size(); ++c) {
         progress_.show("round " + std::to_string(round) + " of " + std::to_string(setup_.rounds) + ": " + result.codecs[c].codec.text);
         measure_codec(keep, round == 0, &result.codecs[c]);
@@ -70,32 +62,27 @@ class DeviceBench {
  private:
   Status call(int error) { return error == 0 ? Status{} : Status{StatusCode::internal, error}; }
   void up(const DeviceMemory& to, const void* from, size_t bytes) {
-    require_cuda_ok(cuda_.copy(to.data(), from, bytes, stream_.handle()), "a copy");
+    require_cuda_ok(cuda_.copy(to.data(), from, bytes, clock_.stream().handle), "a copy");
     wait();
   }
   std::vector<std::byte> down(const DeviceMemory& from, size_t bytes) {
     std::vector<std::byte> host(bytes);
-    require_cuda_ok(cuda_.copy(host.data(), from.data(), bytes, stream_.handle()), "a copy");
+    require_cuda_ok(cuda_.copy(host.data(), from.data(), bytes, clock_.stream().handle), "a copy");
     wait();
     return host;
   }
   void wait() {
-    end_.begin(stream_.get());
-    while (!end_.complete()) {
-      ExchangeTimes ignored;
-      if (end_.read(&ignored).code() == StatusCode::internal) throw RunError("CUDA: the device has failed");
-    }
+    clock_.start();
+    clock_.stop();
   }
 
   template <class Call>
   void measure(bool keep, std::vector<double>* list, Call work) {
-    begin_.begin(stream_.get());
+    clock_.start();
     const Status status = work();
-    begin_.mark(DeviceMarks::Part::encode, stream_.get());
-    wait();
-    ExchangeTimes times;
-    if (!status.ok() || !begin_.read(&times).ok()) throw RunError(std::string("--device cuda: ") + status.message());
-    if (keep) list->push_back(times.encode_s);
+    const double seconds = clock_.stop();
+    if (!status.ok()) throw RunError(std::string("--device cuda: ") + status.message());
+    if (keep) list->push_back(seconds);
   }
 
   void measure_codec(bool keep, bool check, DeviceCodecTimes* times) {
@@ -103,15 +90,15 @@ class DeviceBench {
     const Bytes payload{payload_.data(), times->payload}, workspace{workspace_.data(), workspace_.size()};
     const ConstVec gradient{gradient_.data(), setup_.count, setup_.dtype};
     // Word 0: fault. Word 1: the threshold that topk carries from step to step, without feedback; word 2: with.
-    require_cuda_ok(cuda_.fill(words_.data(), 0, words_.size(), stream_.handle()), "a fill");
+    require_cuda_ok(cuda_.fill(words_.data(), 0, words_.size(), clock_.stream().handle), "a fill");
     const auto encode_with = [&](float* residual, size_t word) {
       return device::encode(spec,
                             {.gradient = gradient, .residual = residual, .payload = payload, .workspace = workspace, .seed = {}, .threshold = reinterpret_cast<uint32_t*>(words_.as<uint64_t>() + word)},
-                            stream_.handle());
+                            clock_.stream().handle);
     };
     if (spec.id != CodecId::none) {
       spec.feedback = true;
-      const auto refill = [&] { require_cuda_ok(cuda_.copy(device_residual_.data(), residual_before_.data(), device_residual_.size(), stream_.handle()), "a copy"); };
+      const auto refill = [&] { require_cuda_ok(cuda_.copy(device_residual_.data(), residual_before_.data(), device_residual_.size(), clock_.stream().handle), "a copy"); };
       refill();
       // A first encode finds topk's threshold; the one that is timed has it, as in training.
       if (spec.id == CodecId::topk && !encode_with(device_residual_.as<float>(), 2).ok()) throw RunError(times->codec.text + ": encode");
@@ -125,7 +112,7 @@ class DeviceBench {
     if (check) times->wrong += check_encode(spec, false, times->payload);
     measure(keep, &times->decode_s, [&] {
       return device::decode(spec, {.payload = payload, .gradient = setup_.dtype, .out = {out_.data(), setup_.count, setup_.dtype}, .workspace = workspace, .fault = words_.as<uint64_t>()},
-                            stream_.handle());
+                            clock_.stream().handle);
     });
     if (check) times->wrong += check_decode(spec, times->payload);
   }
@@ -140,8 +127,8 @@ class DeviceBench {
   uint64_t check_encode(const CodecSpec& spec, bool feedback, size_t bytes) {
     std::vector<float> residual = feedback ? residual_ : std::vector<float>();
     const std::vector<std::byte> expected = encode_on_cpu(spec, feedback ? residual.data() : nullptr, bytes);
-    uint64_t wrong = differing(expected.data(), down(payload_, bytes).data(), bytes);
-    if (feedback) wrong += differing(reinterpret_cast<const std::byte*>(residual.data()), down(device_residual_, device_residual_.size()).data(), device_residual_.size());
+    uint64_t wrong = differing_bytes(expected.data(), down(payload_, bytes).data(), bytes);
+    if (feedback) wrong += differing_bytes(reinterpret_cast<const std::byte*>(residual.data()), down(device_residual_, device_residual_.size()).data(), device_residual_.size());
     return wrong;
   }
   uint64_t check_decode(const CodecSpec& spec, size_t bytes) {
@@ -149,19 +136,18 @@ class DeviceBench {
     std::vector<std::byte> expected(bytes_);
     const Status status = gradgate::decode(spec, {.payload = payload, .gradient = setup_.dtype, .out = {expected.data(), setup_.count, setup_.dtype}, .executor = {}});
     if (!status.ok()) throw RunError(std::string("the CPU's decode: ") + status.message());
-    return differing(expected.data(), down(out_, bytes_).data(), bytes_);
+    return differing_bytes(expected.data(), down(out_, bytes_).data(), bytes_);
   }
 
   const BenchSetup& setup_;
   Progress& progress_;
   const kernels::cuda::Runtime& cuda_;
   const size_t bytes_;
-  DeviceStream stream_;
+  DeviceClock clock_;
   GradientLike data_;
   std::vector<std::byte> host_;
   std::vector<float> residual_;
   DeviceMemory gradient_, out_, device_residual_, residual_before_, payload_, workspace_, words_;
-  DeviceMarks begin_, end_;
 };
 
 std::string times_floor(const std::vector<double>& seconds, const std::vector<double>& floor) {

@@ -27,13 +27,6 @@ double seconds_of(const std::function<void()>& call) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-uint64_t differing_bytes(const std::byte* a, const std::byte* b, size_t count) {
-  if (count == 0 || std::memcmp(a, b, count) == 0) return 0;
-  uint64_t wrong = 0;
-  for (size_t i = 0; i < count; ++i) wrong += a[i] != b[i];
-  return wrong;
-}
-
 CodecSpec with_feedback(CodecSpec spec, bool feedback) {
   spec.feedback = feedback;
   return spec;
@@ -282,6 +275,13 @@ class Bench {
 };
 
 }  // namespace
+
+uint64_t differing_bytes(const std::byte* a, const std::byte* b, size_t count) {
+  if (count == 0 || std::memcmp(a, b, count) == 0) return 0;
+  uint64_t wrong = 0;
+  for (size_t i = 0; i < count; ++i) wrong += a[i] != b[i];
+  return wrong;
+}
 
 BenchResult run_bench(const BenchSetup& setup, Progress& progress) {
   const BenchResult result = Bench(setup, progress).run();

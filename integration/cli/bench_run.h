@@ -55,6 +55,9 @@ struct BenchResult {
 /// Payloads of a sum.
 inline constexpr size_t kSummedPayloads = 8;
 
+/// How many of `count` bytes differ: what every benchmark asks of what it timed.
+uint64_t differing_bytes(const std::byte* a, const std::byte* b, size_t count);
+
 /// Throws RunError when a codec fails, std::bad_alloc.
 BenchResult run_bench(const BenchSetup& setup, Progress& progress);
 

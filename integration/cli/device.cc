@@ -1,5 +1,7 @@
 #include "integration/cli/device.h"
 
+#include <thread>
+
 #include "gradgate/nccl.h"
 #include "integration/cli/error.h"
 #include "kernels/cuda/library.h"
@@ -41,13 +43,14 @@ std::string cuda_text() {
   return std::string(name) + ", CUDA driver " + version(driver) + ", runtime " + version(runtime);
 }
 
+std::string nccl_text(int version) { return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." + std::to_string(version % 100); }
+
 std::string libraries_text() {
   Message no_cuda, no_nccl;
   const bool cuda = kernels::cuda::runtime(&no_cuda) != nullptr;
-  const auto version = [](int v) { return std::to_string(v / 10000) + "." + std::to_string(v / 100 % 100) + "." + std::to_string(v % 100); };
   const int nccl = nccl_version(&no_nccl);
   return "device: " + (cuda ? cuda_text() : no_cuda.text) + "\nNCCL: " +
-         (nccl != 0 ? version(nccl) + " (written to the interface of " + version(kOldestNccl) + ")" : no_nccl.text);
+         (nccl != 0 ? nccl_text(nccl) + " (written to the interface of " + nccl_text(kOldestNccl) + ")" : no_nccl.text);
 }
 
 DeviceMemory::DeviceMemory(size_t bytes) : bytes_(bytes) {
@@ -61,6 +64,21 @@ DeviceMemory::~DeviceMemory() {
 DeviceStream::DeviceStream() { require_cuda_ok(require_cuda().create_stream(&stream_), "a stream"); }
 DeviceStream::~DeviceStream() {
   if (stream_ != nullptr) require_cuda().destroy_stream(stream_);
+}
+
+DeviceClock::DeviceClock() {
+  if (!marks_.create().ok()) throw RunError("CUDA: no events");
+}
+double DeviceClock::stop() {
+  marks_.mark(DeviceMarks::Part::transfer, stream());
+  return parts().transfer_s;
+}
+ExchangeTimes DeviceClock::parts() {
+  ExchangeTimes times;
+  Status status;
+  while ((status = marks_.read(&times)).code() == StatusCode::bad_state) std::this_thread::yield();
+  if (!status.ok()) throw RunError("CUDA: the device has failed");
+  return times;
 }
 
 }  // namespace gradgate::cli

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <string>
 
-#include "gradgate/communicator.h"
+#include "gradgate/device_exchange.h"
 #include "integration/cli/options.h"
 #include "kernels/cuda/runtime.h"
 
@@ -20,6 +20,8 @@ const kernels::cuda::Runtime& require_cuda();
 int cuda_devices();
 /// Name of the current device, its driver's and the runtime's version, and NCCL's: for headers of tables.
 std::string cuda_text();
+/// "2.30.7".
+std::string nccl_text(int version);
 /// What CUDA and NCCL this program finds, one line each; for --version.
 std::string libraries_text();
 /// Throws RunError naming `what` where CUDA returned an error.
@@ -65,6 +67,24 @@ class DeviceStream {
 
  private:
   void* stream_ = nullptr;
+};
+
+/// Takes the time of what is enqueued on a stream of its own, by events. Throws RunError where the device fails.
+class DeviceClock {
+ public:
+  DeviceClock();
+  Stream stream() const { return stream_.get(); }
+  /// For what marks its own parts (enqueue_exchange, enqueue_shadow): followed by parts() instead of stop().
+  DeviceMarks& marks() { return marks_; }
+  void start() { marks_.begin(stream()); }
+  /// Seconds since start(), once the stream is through.
+  double stop();
+  /// The times of the parts that were marked, once the stream is through.
+  ExchangeTimes parts();
+
+ private:
+  DeviceStream stream_;
+  DeviceMarks marks_;
 };
 
 }  // namespace gradgate::cli

@@ -62,9 +62,7 @@ class DeviceRanks final : public Ranks {
   const char* backend() const override { return "nccl"; }
   std::string description(const Shaping& shaping) override {
     refuse(shaping);
-    const int version = nccl_version();
-    return std::to_string(size()) + " ranks over NCCL " + std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
-           std::to_string(version % 100) + " on " + cuda_text();
+    return std::to_string(size()) + " ranks over NCCL " + nccl_text(nccl_version()) + " on " + cuda_text();
   }
 
   void run(const Shaping& shaping, const std::function<void(Communicator&, Communicator&)>& body) override {

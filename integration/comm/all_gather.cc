@@ -9,17 +9,8 @@ namespace gradgate {
 using comm::AllGatherBuffers;
 
 void ExchangeMachine::begin_all_gather() noexcept {
-  const ExchangeShape& shape = args_.shape;
-  const AllGatherBuffers buffers(shape, args_.workspace.data());
-  Seed seed = args_.seed;
-  seed.stream = static_cast<uint32_t>(shape.rank);
-  const Status status =
-      comm::encode_part(args_, args_.gradient, args_.feedback == Feedback::apply ? args_.residual : nullptr, seed,
-                        buffers.slot(shape.rank), buffers.codec, &non_finite_);
-  if (status.ok()) return;
-  Message text;
-  text.format("all_gather: rank %d could not encode its gradient: %s", shape.rank, status.message());
-  blame(status, text.text);
+  const AllGatherBuffers buffers(args_.shape, args_.workspace.data());
+  encode_whole(static_cast<uint32_t>(args_.shape.rank), buffers.slot(args_.shape.rank), buffers.codec);
 }
 
 Status ExchangeMachine::next_all_gather(CollectiveCall* call) noexcept {

@@ -6,6 +6,7 @@
 #include "codecs/header.h"
 #include "gradgate/exchange.h"
 #include "integration/comm/all_reduce_layout.h"
+#include "integration/comm/slot.h"
 
 namespace gradgate {
 namespace {
@@ -47,24 +48,8 @@ bool any(const std::byte* values, size_t i, DType dtype) noexcept {
 }  // namespace
 
 void ExchangeMachine::begin_all_reduce() noexcept {
-  const ExchangeShape& shape = args_.shape;
-  const AllReduceBuffers buffers(shape, args_.workspace.data());
-  Seed seed = args_.seed;
-  seed.stream = 0xffffffffu;
-  EncodeStats stats;
-  const Status status = encode(shape.candidate.codec,
-                               {.gradient = args_.gradient,
-                                .residual = args_.feedback == Feedback::apply ? args_.residual : nullptr,
-                                .payload = buffers.payload,
-                                .workspace = buffers.codec,
-                                .seed = seed,
-                                .executor = args_.executor},
-                               &stats);
-  non_finite_ = stats.non_finite;
-  if (status.ok()) return;
-  Message text;
-  text.format("all_reduce: rank %d could not encode its gradient: %s", shape.rank, status.message());
-  blame(status, text.text);
+  const AllReduceBuffers buffers(args_.shape, args_.workspace.data());
+  encode_whole(0xffffffffu, buffers.payload, buffers.codec);  // one sample for all ranks
 }
 
 Status ExchangeMachine::next_all_reduce(CollectiveCall* call) noexcept {
@@ -113,11 +98,8 @@ Status ExchangeMachine::decode_sums() noexcept {
   const ExchangeShape& shape = args_.shape;
   const AllReduceBuffers buffers(shape, args_.workspace.data());
   std::memcpy(buffers.payload.data(), buffers.head, buffers.head_bytes);
-  const Status status = decode(shape.candidate.codec, {.payload = buffers.payload,
-                                                       .gradient = shape.dtype,
-                                                       .out = args_.gradient,
-                                                       .scale = static_cast<float>(1.0 / divisor_),
-                                                       .executor = args_.executor});
+  const Status status =
+      comm::decode_part(args_, buffers.payload, args_.gradient, static_cast<float>(1.0 / divisor_), buffers.codec);
   if (!status.ok()) {
     Message text;
     text.format("all_reduce: rank %d could not decode the sums: %s", shape.rank, status.message());

@@ -17,6 +17,36 @@ using comm::Lap;
 using comm::Shard;
 using comm::Shards;
 
+// A copy of the residual for the exchange that is shadowed; a null one stands for zeros. Null without feedback.
+float* shadow_residual(const ExchangeArgs& args, std::byte* room) noexcept {
+  if (args.feedback != Feedback::apply) return nullptr;
+  const size_t bytes = args.shape.count * sizeof(float);
+  if (args.residual == nullptr) {
+    std::memset(room, 0, bytes);
+  } else {
+    std::memcpy(room, args.residual, bytes);
+  }
+  return reinterpret_cast<float*>(room);
+}
+
+/// Scratch of a shadow of one stage: the exchange's own workspace, and copies of what it would change.
+template <class ExchangeBuffers>
+struct CopyBuffers {
+  ExchangeBuffers exchange;
+  std::byte *residual, *out;
+  size_t bytes;
+
+  CopyBuffers(const ExchangeShape& shape, std::byte* base) noexcept : exchange(shape, nullptr) {
+    comm::WorkspaceCarver carver(base);
+    exchange = ExchangeBuffers(shape, carver.take(exchange.bytes, 1));
+    residual = carver.take(shape.count, sizeof(float));
+    out = carver.take(shape.count, dtype_bytes(shape.dtype));
+    bytes = carver.bytes();
+  }
+};
+using GatherShadowBuffers = CopyBuffers<comm::AllGatherBuffers>;
+using ReduceShadowBuffers = CopyBuffers<comm::AllReduceBuffers>;
+
 /// Scratch of a shadow: a slot per rank (payloads of the foreign shards, the sum in the own slot), a slot for the
 /// payload that stands in where a foreign shard has another length than the own one, copies of what an exchange would
 /// change, and the codec's workspace.
@@ -44,8 +74,6 @@ Status shadow_two_shot(Communicator& clock, const ExchangeArgs& args, const Shad
   const ExchangeShape& shape = args.shape;
   const CodecSpec& spec = shape.candidate.codec;
   const size_t element = dtype_bytes(shape.dtype);
-  const bool feedback = args.feedback == Feedback::apply;
-  auto* residual = reinterpret_cast<float*>(buffers.residual);
   auto* views = reinterpret_cast<ConstBytes*>(buffers.views);
   const auto part = [&](Shard shard) {
     return ConstVec(static_cast<const std::byte*>(args.gradient.data) + shard.first * element, shard.count,
@@ -61,8 +89,7 @@ Status shadow_two_shot(Communicator& clock, const ExchangeArgs& args, const Shad
 
   // Untimed: the copies, and the payload that stands in for peers whose shards have another length than the own one.
   const Shard own = shards[shape.rank];
-  if (feedback && args.residual != nullptr) std::memcpy(residual, args.residual, shape.count * sizeof(float));
-  if (feedback && args.residual == nullptr) std::memset(residual, 0, shape.count * sizeof(float));
+  float* const residual = shadow_residual(args, buffers.residual);
   GRADGATE_TRY(encode(spec, {.gradient = part(own),
                              .payload = payload(buffers.stand_in, own),
                              .workspace = buffers.codec,
@@ -77,7 +104,7 @@ Status shadow_two_shot(Communicator& clock, const ExchangeArgs& args, const Shad
     if (peer == shape.rank) continue;
     seed.first = shard.first;
     GRADGATE_TRY(encode(spec, {.gradient = part(shard),
-                               .residual = feedback ? residual + shard.first : nullptr,
+                               .residual = residual == nullptr ? nullptr : residual + shard.first,
                                .payload = payload(slot(peer), shard),
                                .workspace = buffers.codec,
                                .seed = seed,
@@ -88,7 +115,7 @@ Status shadow_two_shot(Communicator& clock, const ExchangeArgs& args, const Shad
   GRADGATE_TRY(reduce_encode(spec, {.payloads = {views, static_cast<size_t>(shape.ranks)},
                                     .self = static_cast<size_t>(shape.rank),
                                     .gradient = part(own),
-                                    .residual = feedback ? residual + own.first : nullptr,
+                                    .residual = residual == nullptr ? nullptr : residual + own.first,
                                     .payload = payload(slot(shape.rank), own),
                                     .workspace = buffers.codec,
                                     .seed = seed,
@@ -108,32 +135,14 @@ Status shadow_two_shot(Communicator& clock, const ExchangeArgs& args, const Shad
   return {};
 }
 
-/// The same for an all_gather: its workspace, and the copies.
-struct GatherShadowBuffers {
-  comm::AllGatherBuffers exchange;
-  std::byte *residual, *out;
-  size_t bytes;
-
-  GatherShadowBuffers(const ExchangeShape& shape, std::byte* base) noexcept : exchange(shape, nullptr) {
-    comm::WorkspaceCarver carver(base);
-    exchange = comm::AllGatherBuffers(shape, carver.take(exchange.bytes, 1));
-    residual = carver.take(shape.count, sizeof(float));
-    out = carver.take(shape.count, dtype_bytes(shape.dtype));
-    bytes = carver.bytes();
-  }
-};
-
 Status shadow_all_gather(Communicator& clock, const ExchangeArgs& args, const GatherShadowBuffers& buffers,
                          const CodecRates& rates, ExchangeTimes* times) noexcept {
   const ExchangeShape& shape = args.shape;
   const CodecSpec& spec = shape.candidate.codec;
-  auto* residual = args.feedback == Feedback::apply ? reinterpret_cast<float*>(buffers.residual) : nullptr;
+  float* const residual = shadow_residual(args, buffers.residual);
   auto* views = reinterpret_cast<ConstBytes*>(buffers.exchange.views);
   Seed seed = args.seed;
   seed.stream = static_cast<uint32_t>(shape.rank);
-  if (residual != nullptr && args.residual != nullptr)
-    std::memcpy(residual, args.residual, shape.count * sizeof(float));
-  if (residual != nullptr && args.residual == nullptr) std::memset(residual, 0, shape.count * sizeof(float));
 
   Lap lap(clock);
   const Bytes own = buffers.exchange.slot(shape.rank);
@@ -163,31 +172,11 @@ Status shadow_all_gather(Communicator& clock, const ExchangeArgs& args, const Ga
   return {};
 }
 
-/// The same for an all_reduce.
-struct ReduceShadowBuffers {
-  comm::AllReduceBuffers exchange;
-  std::byte *residual, *out;
-  size_t bytes;
-
-  ReduceShadowBuffers(const ExchangeShape& shape, std::byte* base) noexcept : exchange(shape, nullptr) {
-    comm::WorkspaceCarver carver(base);
-    exchange = comm::AllReduceBuffers(shape, carver.take(exchange.bytes, 1));
-    residual = carver.take(shape.count, sizeof(float));
-    out = carver.take(shape.count, dtype_bytes(shape.dtype));
-    bytes = carver.bytes();
-  }
-};
-
 Status shadow_all_reduce(Communicator& clock, const ExchangeArgs& args, const ReduceShadowBuffers& buffers,
                          const CodecRates& rates, ExchangeTimes* times) noexcept {
   const ExchangeShape& shape = args.shape;
   const CodecSpec& spec = shape.candidate.codec;
-  float* residual = nullptr;
-  if (args.feedback == Feedback::apply) {
-    residual = reinterpret_cast<float*>(buffers.residual);
-    if (args.residual != nullptr) std::memcpy(residual, args.residual, shape.count * sizeof(float));
-    if (args.residual == nullptr) std::memset(residual, 0, shape.count * sizeof(float));
-  }
+  float* const residual = shadow_residual(args, buffers.residual);
   Seed seed = args.seed;
   seed.stream = 0xffffffffu;
   Lap lap(clock);

@@ -197,6 +197,19 @@ Status scale_vector(const ExchangeArgs& args, int divisor) noexcept {
 
 }  // namespace comm
 
+// Exchanges of one stage encode the whole vector at once.
+void ExchangeMachine::encode_whole(uint32_t stream, Bytes slot, Bytes work) noexcept {
+  Seed seed = args_.seed;
+  seed.stream = stream;
+  float* residual = args_.feedback == Feedback::apply ? args_.residual : nullptr;
+  const Status status = comm::encode_part(args_, args_.gradient, residual, seed, slot, work, &non_finite_);
+  if (status.ok()) return;
+  Message text;
+  text.format("%s: rank %d could not encode its gradient: %s", exchange_name(args_.shape.candidate.exchange),
+              args_.shape.rank, status.message());
+  blame(status, text.text);
+}
+
 // Looks at a payload that `peer` made. False, and this rank blamed or the peer's failure noted, unless it is good.
 bool ExchangeMachine::inspect(int stage, int peer, size_t count, ConstBytes payload) noexcept {
   const CodecSpec& codec = args_.shape.candidate.codec;

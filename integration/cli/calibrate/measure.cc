@@ -11,7 +11,6 @@
 #include <memory>
 
 #include "gradgate/device.h"
-#include "gradgate/device_exchange.h"
 #include "gradgate/version.h"
 #include "integration/cli/buffer.h"
 #include "integration/cli/device.h"
@@ -37,31 +36,6 @@ const char* name_of(ProbeCollective collective) {
 double steady_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
-
-// Takes the time of what is enqueued on a stream of its own, by events.
-class DeviceClock {
- public:
-  DeviceClock() {
-    if (!marks_.create().ok()) throw RunError("CUDA: no events");
-  }
-  Stream stream() const { return stream_.get(); }
-  void start() { marks_.begin(stream()); }
-  /// Seconds since start(), once the stream is through.
-  double stop() {
-    marks_.mark(DeviceMarks::Part::transfer, stream());
-    while (!marks_.complete()) {
-      ExchangeTimes ignored;
-      if (marks_.read(&ignored).code() == StatusCode::internal) throw RunError("CUDA: the device has failed");
-    }
-    ExchangeTimes times;
-    require_cuda_ok(static_cast<int>(marks_.read(&times).detail()), "events");
-    return times.transfer_s;
-  }
-
- private:
-  DeviceStream stream_;
-  DeviceMarks marks_;
-};
 
 // One rank of a sweep.
 class Sweeper {

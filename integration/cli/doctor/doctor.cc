@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <limits>
 
-#include "gradgate/device_exchange.h"
 #include "integration/cli/buffer.h"
 #include "integration/cli/calibrate/measure.h"
 #include "integration/cli/calibrate/profile_store.h"
@@ -142,28 +141,24 @@ class DeviceBucket {
   DeviceBucket(const Buffer& gradient, size_t count)
       : gradient_(gradient.size()), residual_(count * sizeof(float)), record_(sizeof(ExchangeRecord)) {
     const auto& cuda = require_cuda();
-    if (!marks_.create().ok()) throw RunError("CUDA: no events");
-    require_cuda_ok(cuda.copy(gradient_.data(), gradient.data(), gradient.size(), stream_.handle()), "a copy");
-    require_cuda_ok(cuda.fill(residual_.data(), 0, residual_.size(), stream_.handle()), "a fill");
-    require_cuda_ok(cuda.fill(record_.data(), 0, record_.size(), stream_.handle()), "a fill");
+    void* const stream = clock_.stream().handle;
+    require_cuda_ok(cuda.copy(gradient_.data(), gradient.data(), gradient.size(), stream), "a copy");
+    require_cuda_ok(cuda.fill(residual_.data(), 0, residual_.size(), stream), "a fill");
+    require_cuda_ok(cuda.fill(record_.data(), 0, record_.size(), stream), "a fill");
   }
   Status shadow(ExchangeArgs args, const DeviceMemory& scratch, ExchangeTimes* times) {
-    const DevicePlace place{stream_.get(), record_.as<ExchangeRecord>(), nullptr};
+    const DevicePlace place{clock_.stream(), record_.as<ExchangeRecord>(), nullptr};
     args.gradient.data = gradient_.data();
     if (args.residual != nullptr) args.residual = residual_.as<float>();
     args.device = &place;
-    GRADGATE_TRY(enqueue_shadow(args, {scratch.data(), scratch.size()}, &marks_));
-    while (!marks_.complete()) {
-      ExchangeTimes ignored;
-      if (marks_.read(&ignored).code() == StatusCode::internal) throw RunError("CUDA: the device has failed");
-    }
-    return marks_.read(times);
+    GRADGATE_TRY(enqueue_shadow(args, {scratch.data(), scratch.size()}, &clock_.marks()));
+    *times = clock_.parts();
+    return {};
   }
 
  private:
-  DeviceStream stream_;
+  DeviceClock clock_;
   DeviceMemory gradient_, residual_, record_;
-  DeviceMarks marks_;
 };
 
 // Encoding and decoding of one rank in an exchange of the bucket: the slowest rank's, all at work at once.
