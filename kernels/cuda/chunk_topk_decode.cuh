@@ -28,13 +28,8 @@ __global__ void __launch_bounds__(kBlockThreads) validate_chunks(ValidateJob job
   const unsigned rank = blockIdx.y;
   if (rank == job.self) return;
   const std::byte* const payload = job.payloads + rank * job.stride;
-  const auto keep = [&](uint64_t fault) {
-    atomicMin(reinterpret_cast<unsigned long long*>(job.verdict), static_cast<unsigned long long>(fault));
-  };
-  if (blockIdx.x == 0 && threadIdx.x == 0) {
-    const uint64_t fault = header_fault(payload, job.header, rank);
-    if (fault != 0) keep(fault);
-  }
+  const Verdict verdict{job.verdict, rank};
+  verdict.header(payload, job.header);
   const uint16_t* const index = reinterpret_cast<const uint16_t*>(payload + job.indices_at);
   bool wrong = false;
   for (size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < job.entries; i += size_t{gridDim.x} * blockDim.x) {
@@ -42,8 +37,7 @@ __global__ void __launch_bounds__(kBlockThreads) validate_chunks(ValidateJob job
     const uint32_t length = left < job.chunk ? static_cast<uint32_t>(left) : job.chunk;
     wrong |= index[i] >= length || (i - chunk * job.c > 0 && index[i] <= index[i - 1]);
   }
-  if (__syncthreads_or(wrong) && threadIdx.x == 0)
-    keep(kFaultSet | static_cast<uint64_t>(rank) << 16 | static_cast<uint64_t>(PayloadFault::index) << 8);
+  verdict.indices(wrong);
 }
 
 struct ChunkDecodeJob : DecodeJob {

@@ -272,6 +272,27 @@ __device__ inline bool headers_ok(const std::byte* payloads, size_t stride, unsi
   return false;
 }
 
+/// Validation of one payload into a verdict (~0 before), which becomes the first fault in rank order.
+struct Verdict {
+  uint64_t* first;
+  unsigned rank;
+
+  __device__ __forceinline__ void keep(uint64_t fault) const {
+    atomicMin(reinterpret_cast<unsigned long long*>(first), static_cast<unsigned long long>(fault));
+  }
+  /// By one thread of the CTAs of a payload.
+  __device__ __forceinline__ void header(const std::byte* payload, const codecs::WireHeader& due) const {
+    if (blockIdx.x != 0 || threadIdx.x != 0) return;
+    const uint64_t fault = header_fault(payload, due, rank);
+    if (fault != 0) keep(fault);
+  }
+  /// All threads of the CTA must come here.
+  __device__ __forceinline__ void indices(bool wrong) const {
+    if (__syncthreads_or(wrong) && threadIdx.x == 0)
+      keep(kFaultSet | static_cast<uint64_t>(rank) << 16 | static_cast<uint64_t>(PayloadFault::index) << 8);
+  }
+};
+
 /// Whether the kernel that validated the payloads found nothing, and no fault was there before; else its verdict is
 /// kept.
 __device__ inline bool no_fault(const uint64_t* verdict, uint64_t* word) {

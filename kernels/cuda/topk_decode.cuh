@@ -44,13 +44,8 @@ __global__ void __launch_bounds__(kTopkThreads) validate_topk(TopkValidateJob jo
   const unsigned rank = blockIdx.y;
   if (rank == job.self) return;
   const std::byte* const payload = job.payloads + rank * job.stride;
-  const auto keep = [&](uint64_t fault) {
-    atomicMin(reinterpret_cast<unsigned long long*>(job.verdict), static_cast<unsigned long long>(fault));
-  };
-  if (blockIdx.x == 0 && threadIdx.x == 0) {
-    const uint64_t fault = header_fault(payload, job.header, rank);
-    if (fault != 0) keep(fault);
-  }
+  const Verdict verdict{job.verdict, rank};
+  verdict.header(payload, job.header);
   const uint32_t* const counts = reinterpret_cast<const uint32_t*>(payload + job.counts_at);
   const uint16_t* const index = reinterpret_cast<const uint16_t*>(payload + job.indices_at);
   const size_t chunks = chunks_of(job.count);
@@ -71,8 +66,7 @@ __global__ void __launch_bounds__(kTopkThreads) validate_topk(TopkValidateJob jo
     entry += k;
   }
   if (end == chunks) wrong |= entry != job.entries;
-  if (__syncthreads_or(wrong) && threadIdx.x == 0)
-    keep(kFaultSet | static_cast<uint64_t>(rank) << 16 | static_cast<uint64_t>(PayloadFault::index) << 8);
+  verdict.indices(wrong);
 }
 
 struct TopkDecodeJob : DecodeJob {

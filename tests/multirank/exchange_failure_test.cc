@@ -135,6 +135,27 @@ TEST_P(EveryCodec, DamageOnTheWayFailsAllRanks) {
   }
 }
 
+/// Exchanges of one collective: the last rank runs out of memory before it, and all ranks return an error. `told`: what
+/// the others' text must match, by the number of ranks; the rank itself says what it ran into.
+template <class Told>
+void expect_last_rank_reported_by_all(const char* text, Told told) {
+  for (const int size : {2, 3, 5}) {
+    const std::vector<Report> reports = drive(size, text, {.rank = size - 1, .fail_after = 0});
+    for (int r = 0; r < size; ++r) {
+      const Report& report = reports[static_cast<size_t>(r)];
+      EXPECT_EQ(report.collectives, 1) << "rank " << r;
+      EXPECT_FALSE(report.gradient_changed) << "rank " << r;
+      if (r + 1 == size) {
+        EXPECT_EQ(report.status.code(), StatusCode::out_of_memory) << "the rank itself knows better";
+        EXPECT_THAT(report.text, HasSubstr("out of memory"));
+        continue;
+      }
+      EXPECT_EQ(report.status.code(), StatusCode::peer_failed) << "rank " << r;
+      EXPECT_THAT(report.text, told(size)) << "rank " << r;
+    }
+  }
+}
+
 // ---- all_reduce with a codec: one sum, whose witness says what headers say elsewhere ----
 
 class Summed : public testing::TestWithParam<const char*> {};
@@ -142,17 +163,8 @@ INSTANTIATE_TEST_SUITE_P(Failure, Summed, testing::Values("randk:0.01", "randk:0
                          codec_name);
 
 TEST_P(Summed, AFailingRankIsReportedByAll) {
-  for (const int size : {2, 3, 5}) {
-    const std::vector<Report> reports = drive(size, GetParam(), {.rank = size - 1, .fail_after = 0});
-    for (int r = 0; r < size; ++r) {
-      const Report& report = reports[static_cast<size_t>(r)];
-      EXPECT_EQ(report.collectives, 1) << "rank " << r;
-      EXPECT_FALSE(report.gradient_changed) << "rank " << r;
-      const bool itself = r == size - 1;
-      EXPECT_EQ(report.status.code(), itself ? StatusCode::out_of_memory : StatusCode::peer_failed) << "rank " << r;
-      EXPECT_THAT(report.text, HasSubstr(itself ? "out of memory" : "over all_reduce: a rank failed: out of memory"));
-    }
-  }
+  expect_last_rank_reported_by_all(GetParam(),
+                                   [](int) { return HasSubstr("over all_reduce: a rank failed: out of memory"); });
 }
 
 // A step, a seed, a bucket, a gradient's dtype: whatever one rank of many has otherwise, all notice.
@@ -202,21 +214,10 @@ INSTANTIATE_TEST_SUITE_P(Failure, Gathered,
                          codec_name);
 
 TEST_P(Gathered, AFailingRankIsReportedByAll) {
-  for (const int size : {2, 3, 5}) {
-    const std::vector<Report> reports = drive(size, GetParam(), {.rank = size - 1, .fail_after = 0});
-    for (int r = 0; r < size; ++r) {
-      const Report& report = reports[static_cast<size_t>(r)];
-      EXPECT_EQ(report.collectives, 1) << "rank " << r;
-      EXPECT_FALSE(report.gradient_changed) << "rank " << r;
-      if (r + 1 == size) {
-        EXPECT_EQ(report.status.code(), StatusCode::out_of_memory) << "the rank itself knows better";
-        continue;
-      }
-      EXPECT_EQ(report.status.code(), StatusCode::peer_failed) << "rank " << r;
-      EXPECT_THAT(report.text, AllOf(HasSubstr("over all_gather: rank " + std::to_string(size - 1) + " failed"),
-                                     HasSubstr("out of memory")));
-    }
-  }
+  expect_last_rank_reported_by_all(GetParam(), [](int size) {
+    return AllOf(HasSubstr("over all_gather: rank " + std::to_string(size - 1) + " failed"),
+                 HasSubstr("out of memory"));
+  });
 }
 
 TEST_P(Gathered, ARankThatIsAStepBehindIsAMismatchOnAll) {

@@ -11,6 +11,7 @@
 #include "tests/support/gen.h"
 #include "tests/support/specs.h"
 #include "tests/support/threads.h"
+#include "tests/support/topk_cases.h"
 
 namespace gradgate::test {
 namespace {
@@ -63,53 +64,24 @@ void expect_exact(const char* text, const std::vector<float>& x, const std::stri
   }
 }
 
-constexpr size_t kLong = 3 * 65536 + 777;
-
 TEST(TopkAdversary, AllEqual) {
-  for (const char* text : {"topk:0.01", "topk:0.4"}) {
-    expect_exact(text, std::vector<float>(kLong, 0.25f), "all equal");
-    expect_exact(text, std::vector<float>(kLong, -0.0f), "all zero");
-  }
+  for (const TopkCase& c : topk_all_equal()) expect_exact(c.spec, c.x, c.what);
 }
 
 TEST(TopkAdversary, SortedEitherWay) {
-  std::vector<float> x(kLong);
-  for (size_t i = 0; i < kLong; ++i) x[i] = static_cast<float>(i + 1) * (i % 2 == 0 ? 1.0f : -1.0f);
-  for (const char* text : {"topk:0.01", "topk:0.2:bf16"}) {
-    expect_exact(text, x, "ascending");
-    std::vector<float> y(x.rbegin(), x.rend());
-    expect_exact(text, y, "descending");
-  }
+  for (const TopkCase& c : topk_sorted()) expect_exact(c.spec, c.x, c.what);
 }
 
 TEST(TopkAdversary, OneSpikeAndMostlyZeros) {
-  std::vector<float> x(kLong, 0.0f);
-  x[kLong - 3] = -7.0f;
-  expect_exact("topk:0.01", x, "one spike: the zeros of the lowest indices fill up");
-  for (size_t i = 100; i < kLong; i += 1000) x[i] = static_cast<float>(i);
-  expect_exact("topk:0.0005", x, "few non-zeros");
-  expect_exact("topk:0.01", x, "fewer non-zeros than entries");
+  for (const TopkCase& c : topk_spikes()) expect_exact(c.spec, c.x, c.what);
 }
 
 TEST(TopkAdversary, DifferencesInTheLastBitOnly) {
-  std::vector<float> x(kLong);
-  Random random(3);
-  for (float& v : x) v = std::bit_cast<float>(0x3f800000u + random.below(4));
-  expect_exact("topk:0.01", x, "four neighbours");
-  for (size_t i = 0; i < kLong; ++i) x[i] = std::bit_cast<float>(0x3f800000u + static_cast<uint32_t>(i));
-  expect_exact("topk:0.01", x, "ascending by one bit");
+  for (const TopkCase& c : topk_last_bits()) expect_exact(c.spec, c.x, c.what);
 }
 
 TEST(TopkAdversary, NaNBeforeInfBeforeFinite) {
-  std::vector<float> x = generate(Gen::gaussian, kLong, 4);
-  Random random(9);
-  for (size_t i = 0; i < 400; ++i) x[random.below(kLong)] = std::bit_cast<float>(0x7f800000u | (random.below(2) << 31));
-  for (size_t i = 0; i < 300; ++i) x[random.below(kLong)] = std::bit_cast<float>(0xffc00000u + random.below(9));
-  expect_exact("topk:0.01", x, "some of each");
-  expect_exact("topk:0.0005", x, "more NaN than entries");
-  expect_exact("topk:0.0025", x, "more NaN and Inf than entries");
-  expect_exact("topk:0.01", std::vector<float>(kLong, std::bit_cast<float>(0xffc00001u)), "nothing but NaN");
-  expect_exact("topk:0.01:bf16", std::vector<float>(kLong, -INFINITY), "nothing but Inf");
+  for (const TopkCase& c : topk_non_finite()) expect_exact(c.spec, c.x, c.what);
 }
 
 // Large only where the sample looks, or only where it does not, and rising where it does not.
