@@ -438,6 +438,21 @@ __device__ __forceinline__ bool form_again(const TopkJob& job, const Vector& gra
   return kept;
 }
 
+/// f(key of x, whether it is an element at all) for every place of a tile, by the warp.
+template <bool kFeedback, class F>
+__device__ __forceinline__ void each_key_again(const TopkJob& job, const Vector& gradient, size_t tile, bool fast_e,
+                                               F&& f) {
+  const TilePart part(tile, job.count);
+  const bool listed = job.tile_base[tile] != kDeferred;
+#pragma unroll 1
+  for (unsigned g = 0; g < kRunGroups; ++g) {
+    float x[kPerLane];
+    form_again<kFeedback>(job, gradient, listed, part.begin + g * codecs::kGroup, part.n(g), fast_e, x);
+#pragma unroll
+    for (unsigned j = 0; j < kPerLane; ++j) f(codecs::topk_key(exact::mag(x[j])), element(lane_id(), j) < part.n(g));
+  }
+}
+
 /// The residual of a tile's candidates becomes x again.
 __device__ inline void give_back(const TopkJob& job, size_t tile) {
   const Count base = job.tile_base[tile];
@@ -489,16 +504,8 @@ __global__ void __launch_bounds__(kTopkThreads) look_first(TopkJob job) {
     if constexpr (kFeedback) give_back(job, tile);
     __syncthreads();
     if (plan == TopkPlan::fill) continue;
-    const TilePart part(tile, job.count);
-    const bool listed = job.tile_base[tile] != kDeferred;
-#pragma unroll 1
-    for (unsigned g = 0; g < kRunGroups; ++g) {
-      float x[kPerLane];
-      form_again<kFeedback>(job, gradient, listed, part.begin + g * codecs::kGroup, part.n(g), fast_e, x);
-#pragma unroll
-      for (unsigned j = 0; j < kPerLane; ++j)
-        add_key(bins, codecs::topk_key(exact::mag(x[j])) >> kCoarseShift, element(lane_id(), j) < part.n(g));
-    }
+    each_key_again<kFeedback>(job, gradient, tile, fast_e,
+                              [&](uint32_t key, bool in) { add_key(bins, key >> kCoarseShift, in); });
   }
   if (plan == TopkPlan::fill) return;
   __syncthreads();
@@ -558,26 +565,18 @@ __global__ void __launch_bounds__(kTopkThreads) look_second(TopkJob job) {
   const Vector gradient(job.gradient, job.dtype);
   const bool fast_e = four_aligned(job.residual);
   for (size_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const TilePart part(tile, job.count);
-    const bool listed = job.tile_base[tile] != kDeferred;
-#pragma unroll 1
-    for (unsigned g = 0; g < kRunGroups; ++g) {
-      float x[kPerLane];
-      form_again<kFeedback>(job, gradient, listed, part.begin + g * codecs::kGroup, part.n(g), fast_e, x);
-#pragma unroll
-      for (unsigned j = 0; j < kPerLane; ++j) {
-        const uint32_t key = codecs::topk_key(exact::mag(x[j])), rest = key & (kFineBins - 1);
-        const bool in = key >> kCoarseShift == first && element(lane_id(), j) < part.n(g);
-        if (!__any_sync(kFull, in)) continue;
-        add_key(bins, rest >> kFineShift, in);
-        const uint32_t other = __shfl_sync(kFull, rest, 0);
-        if (__all_sync(kFull, in && rest == other)) {
-          if (lane_id() == 0) atomicAdd(job.fine + rest, Count{32});
-        } else if (in) {
-          atomicAdd(job.fine + rest, Count{1});
-        }
+    each_key_again<kFeedback>(job, gradient, tile, fast_e, [&](uint32_t key, bool exists) {
+      const uint32_t rest = key & (kFineBins - 1);
+      const bool in = key >> kCoarseShift == first && exists;
+      if (!__any_sync(kFull, in)) return;
+      add_key(bins, rest >> kFineShift, in);
+      const uint32_t other = __shfl_sync(kFull, rest, 0);
+      if (__all_sync(kFull, in && rest == other)) {
+        if (lane_id() == 0) atomicAdd(job.fine + rest, Count{32});
+      } else if (in) {
+        atomicAdd(job.fine + rest, Count{1});
       }
-    }
+    });
   }
   __syncthreads();
   add_bins<kFineParts>(bins, job.bins);
