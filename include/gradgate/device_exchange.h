@@ -41,7 +41,6 @@ class GRADGATE_API DeviceMarks {
   void begin(Stream stream) noexcept;
   /// What was enqueued since the last mark belongs to `part`. At most six per exchange.
   void mark(Part part, Stream stream) noexcept;
-  bool marked() const noexcept { return used_ > 1; }
   /// Whether the last mark has been reached; false with an error too, which read() returns.
   bool complete() const noexcept;
   /// Adds to the three times. bad_state before the last mark is reached.

@@ -66,7 +66,6 @@ struct Plugin {
                        device::Stream stream) noexcept;
   int (*fold)(void* gradient, float* residual, size_t count, DType dtype, device::Stream stream) noexcept;
 };
-using PluginFunction = const Plugin* (*)();
 
 /// Differs where the tables or their arguments do; the number in front counts changes of meaning.
 inline constexpr uint32_t kPluginVersion =

@@ -293,7 +293,6 @@ int versions(int* driver, int* runtime) noexcept {
   const cudaError_t error = cudaDriverGetVersion(driver);
   return cleared(error != cudaSuccess ? error : cudaRuntimeGetVersion(runtime));
 }
-int current_device(int* device) noexcept { return cleared(cudaGetDevice(device)); }
 int set_device(int device) noexcept { return cleared(cudaSetDevice(device)); }
 int device_name(char* text, size_t size) noexcept {
   int device = 0;
@@ -304,7 +303,6 @@ int device_name(char* text, size_t size) noexcept {
   std::snprintf(text, size, "%s", properties.name);
   return cudaSuccess;
 }
-int memory_info(size_t* free, size_t* total) noexcept { return cleared(cudaMemGetInfo(free, total)); }
 
 // cudaFree() and cudaFreeHost() wait for the whole device: with ranks that share one, for a peer's collective, which
 // may be waiting for this rank. Stream-ordered memory is given back without; pinned memory is kept for the next one who
@@ -392,12 +390,31 @@ int elapsed(Event from, Event to, double* seconds) noexcept {
   return cleared(error);
 }
 
-constexpr Runtime kRuntime = {kRuntimeVersion,  error_text,    versions,    current_device, set_device,
-                              device_name,      memory_info,   allocate,    release,        allocate_pinned,
-                              release_pinned,   copy,          fill,        create_stream,  destroy_stream,
-                              create_event,     destroy_event, record,      wait_event,     query,
-                              elapsed,          check,         mark_failed, scale_dense,    scale_residual,
-                              count_non_finite, guard};
+constexpr Runtime kRuntime = {kRuntimeVersion,
+                              error_text,
+                              versions,
+                              set_device,
+                              device_name,
+                              allocate,
+                              release,
+                              allocate_pinned,
+                              release_pinned,
+                              copy,
+                              fill,
+                              create_stream,
+                              destroy_stream,
+                              create_event,
+                              destroy_event,
+                              record,
+                              wait_event,
+                              query,
+                              elapsed,
+                              check,
+                              mark_failed,
+                              scale_dense,
+                              scale_residual,
+                              count_non_finite,
+                              guard};
 
 }  // namespace
 }  // namespace gradgate::kernels::cuda

@@ -54,10 +54,8 @@ struct Runtime {
   uint32_t version;
   const char* (*error_text)(int error) noexcept;
   int (*versions)(int* driver, int* runtime) noexcept;
-  int (*device)(int* device) noexcept;
   int (*set_device)(int device) noexcept;
   int (*device_name)(char* text, size_t size) noexcept;
-  int (*memory_info)(size_t* free, size_t* total) noexcept;
 
   int (*allocate)(void** memory, size_t bytes) noexcept;
   int (*release)(void* memory) noexcept;
@@ -89,8 +87,6 @@ struct Runtime {
                           StreamHandle stream) noexcept;
   int (*guard)(const GuardCall& call, StreamHandle stream) noexcept;
 };
-using RuntimeFunction = const Runtime* (*)();
-
 /// As kPluginVersion.
 inline constexpr uint32_t kRuntimeVersion =
     0x1000000 + static_cast<uint32_t>(sizeof(Runtime) * 0x10000 + sizeof(CheckCall) * 0x100 + sizeof(GuardCall));
