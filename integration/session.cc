@@ -93,8 +93,8 @@ Status SessionImpl::start(Message* why) {
   for (const Candidate& candidate : listed) {
     const bool two_tiers = candidate.exchange == Exchange::hierarchical;
     const Exchange carrier = two_tiers ? candidate.between : candidate.exchange;
-    if (two_tiers && (options_.ranks_per_node == 0 || comm_.on_device())) {
-      why->format("codecs: %s: hierarchical needs ranks_per_node, and host memory", format_candidate(candidate).text);
+    if (two_tiers && options_.ranks_per_node == 0) {
+      why->format("codecs: %s: hierarchical needs ranks_per_node", format_candidate(candidate).text);
       return StatusCode::invalid_argument;
     }
     if (codec_travels_by(candidate.codec, candidate.exchange) && carrier != Exchange::hierarchical &&
@@ -148,7 +148,7 @@ Status SessionImpl::start(Message* why) {
                                         : probe_link(comm_, options_.timeout_s, &link_, why));
       }
     }
-    if (two_tiers && !link_given) GRADGATE_TRY(probe_nodes(comm_, tiers_, options_.timeout_s, &link_, why));
+    if (two_tiers && !link_given) GRADGATE_TRY(probe_nodes(control(), tiers_, place_, options_.timeout_s, &link_, why));
     stats_.gate_s += comm_.now() - start;
   }
   return {};

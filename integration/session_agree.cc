@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "gate/fit.h"
+#include "gradgate/nccl.h"
 #include "integration/session_impl.h"
 
 namespace gradgate {
@@ -163,20 +164,26 @@ Status probe_link(Communicator& comm, double timeout_s, gate::LinkModel* link, M
   }
 }
 
-Status probe_nodes(Communicator& comm, const NodeTiers& tiers, double timeout_s, gate::LinkModel* link,
-                   Message* why) noexcept {
+Status probe_nodes(Communicator& control, const NodeTiers& tiers, const Place& place, double timeout_s,
+                   gate::LinkModel* link, Message* why) noexcept {
+  const auto probe = [&](Communicator& tier, gate::LinkModel* model) -> Status {
+    if (!place.on_device()) return probe_link(tier, timeout_s, model, why);
+    std::unique_ptr<Communicator> numbers;
+    GRADGATE_TRY(make_staged(tier, place.stream(), &numbers, why));
+    return probe_device_link(tier, *numbers, place, timeout_s, model, why);
+  };
   gate::LinkModel inside, between;
-  GRADGATE_TRY(probe_link(*tiers.node, timeout_s, &inside, why));
-  GRADGATE_TRY(probe_link(*tiers.between, timeout_s, &between, why));
+  GRADGATE_TRY(probe(*tiers.node, &inside));
+  GRADGATE_TRY(probe(*tiers.between, &between));
   // One rank in a node, or one node: nothing travels there.
   if (tiers.node->size() == 1) inside = gate::link_model({0, 1}, 1);
   if (tiers.between->size() == 1) between = gate::link_model({0, 1}, 1);
   double numbers[] = {inside.all_gather.fixed_s,     inside.all_gather.per_byte_s, between.all_reduce.fixed_s,
                       between.all_reduce.per_byte_s, between.all_gather.fixed_s,   between.all_gather.per_byte_s,
                       between.all_to_all.fixed_s,    between.all_to_all.per_byte_s};
-  if (const Status s = comm.broadcast(numbers, std::size(numbers), DType::f64, 0, {}, Deadline::after(timeout_s));
+  if (const Status s = control.broadcast(numbers, std::size(numbers), DType::f64, 0, {}, Deadline::after(timeout_s));
       !s.ok()) {
-    why->format("probing the nodes: %s", comm.last_error());
+    why->format("probing the nodes: %s", control.last_error());
     return s;
   }
   const auto line = [&](size_t i) { return gate::LinearCost{numbers[2 * i], numbers[2 * i + 1]}; };

@@ -99,7 +99,7 @@ Status SessionImpl::enqueue(uint32_t index, Vec gradient, Stream stream) noexcep
     error = cuda.guard(guard, place_.stream().handle);
   }
   Message why;
-  if (const Status s = enqueue_exchange(comm_, args, options_.timeout_s, &flight.marks, &why); !s.ok())
+  if (const Status s = enqueue_exchange(comm_, args, options_.timeout_s, &flight.marks, &why, &tiers_); !s.ok())
     return failed(s, why.text[0] ? why.text : s.message());
   note_residual(bucket, now);
   if (flight.guarded && error == 0) {
@@ -177,15 +177,23 @@ void SessionImpl::settle_bucket(uint32_t index) noexcept {
   gate_.record_ready(index, known ? std::max(ready, 0.0) : std::numeric_limits<double>::quiet_NaN());
 }
 
+Status SessionImpl::wait_for_exchanges() noexcept {
+  const Status status = comm_.wait(place_.stream(), Deadline::after(options_.timeout_s));
+  if (status.ok()) return status;
+  // Collectives of a node that will not end would keep the stream.
+  for (Communicator* tier : {tiers_.node.get(), tiers_.between.get()}) {
+    if (tier != nullptr) tier->abort();
+  }
+  Message full;
+  full.format("step %llu, waiting for its exchanges: %s", static_cast<unsigned long long>(step_), comm_.last_error());
+  return fail(status, full);
+}
+
 // Closes the books of a step that was enqueued as a whole.
 Status SessionImpl::settle() noexcept {
   if (!unsettled_) return {};
   unsettled_ = false;
-  if (const Status s = comm_.wait(place_.stream(), Deadline::after(options_.timeout_s)); !s.ok()) {
-    Message full;
-    full.format("step %llu, waiting for its exchanges: %s", static_cast<unsigned long long>(step_), comm_.last_error());
-    return fail(s, full);
-  }
+  GRADGATE_TRY(wait_for_exchanges());
   for (uint32_t b = 0; b < buckets_.size(); ++b) {
     Message why;
     const Status status = exchange_record_status(flights_[b].args, host_words_[b].exchange, &stats_.non_finite, &why);
@@ -205,12 +213,7 @@ Status SessionImpl::settle() noexcept {
 Status SessionImpl::synchronize() noexcept {
   if (failed_) return refuse(StatusCode::bad_state, "this session failed before: %s", error_.text);
   if (!place_.on_device()) return {};
-  if (next_bucket_ == 0) return settle();
-  const Status status = comm_.wait(place_.stream(), Deadline::after(options_.timeout_s));
-  if (status.ok()) return status;
-  Message full;
-  full.format("step %llu, waiting for its exchanges: %s", static_cast<unsigned long long>(step_), comm_.last_error());
-  return fail(status, full);
+  return next_bucket_ == 0 ? settle() : wait_for_exchanges();
 }
 
 Status SessionImpl::join(Stream stream) noexcept {

@@ -45,9 +45,10 @@ comm::Shard owned_part(const ExchangeShape& shape) noexcept;
 /// FNV-1a over bytes, 64 bits: layouts and state files.
 uint64_t fnv1a64(const void* data, size_t size, uint64_t hash = 0xcbf29ce484222325ull) noexcept;
 
-/// The parts of a model that are about nodes, probed over both tiers; rank 0's on every rank.
-Status probe_nodes(Communicator& comm, const NodeTiers& tiers, double timeout_s, gate::LinkModel* link,
-                   Message* why) noexcept;
+/// The parts of a model that are about nodes, probed over both tiers, in the memory of `place`; rank 0's on every rank,
+/// by `control`.
+Status probe_nodes(Communicator& control, const NodeTiers& tiers, const Place& place, double timeout_s,
+                   gate::LinkModel* link, Message* why) noexcept;
 
 class SessionImpl final : public Session {
  public:
@@ -139,6 +140,7 @@ class SessionImpl final : public Session {
   void enqueue_shadow_of(uint32_t bucket, const Vec& gradient, int candidate) noexcept;
   Status end_enqueued_step() noexcept;
   Status settle() noexcept;
+  Status wait_for_exchanges() noexcept;
   void settle_bucket(uint32_t bucket) noexcept;
   Communicator& control() const noexcept { return control_ != nullptr ? *control_ : comm_; }
   DeviceWords* device_words(size_t flight) const noexcept {

@@ -17,8 +17,10 @@ struct ExchangeRecord {
 /// failure) stop everything that follows on this rank, reach the peers as error payloads, and stand in the record.
 struct DevicePlace {
   Stream stream;
-  ExchangeRecord* record = nullptr;  ///< in device memory
-  const uint32_t* step = nullptr;    ///< in device memory; where set, takes the place of seed.step when the work runs
+  ExchangeRecord* record = nullptr;    ///< in device memory
+  const uint32_t* step = nullptr;      ///< in device memory; where set, takes the place of seed.step when the work runs
+  ExchangeMachine* between = nullptr;  ///< hierarchical: host memory for the machine between nodes, as long as this one
+                                       ///< lives; enqueue_exchange() brings its own
 };
 
 /// What the record of an exchange on a device says: ok, or the status that next() would have returned on a CPU and its
@@ -39,7 +41,7 @@ class GRADGATE_API DeviceMarks {
   /// Makes the events: unsupported without a device, internal where CUDA refuses.
   Status create() noexcept;
   void begin(Stream stream) noexcept;
-  /// What was enqueued since the last mark belongs to `part`. At most six per exchange.
+  /// What was enqueued since the last mark belongs to `part`. At most nine per exchange.
   void mark(Part part, Stream stream) noexcept;
   /// Whether the last mark has been reached; false with an error too, which read() returns.
   bool complete() const noexcept;
@@ -49,7 +51,7 @@ class GRADGATE_API DeviceMarks {
   Status since(const DeviceMarks& earlier, double* seconds) const noexcept;
 
  private:
-  static constexpr int kMost = 7;
+  static constexpr int kMost = 10;
   void* events_[kMost] = {};
   Part parts_[kMost] = {};
   int used_ = 0;
@@ -57,9 +59,11 @@ class GRADGATE_API DeviceMarks {
 };
 
 /// Enqueues a whole exchange. `args.device` must be set; `comm` enqueues its collectives on streams. Returns what is
-/// known on the host: refused arguments, a communicator that failed. `marks` (optional) was created.
+/// known on the host: refused arguments, a communicator that failed. `marks` (optional) was created. A hierarchical
+/// exchange needs `tiers`, split off `comm`. May be captured in a CUDA graph, by all ranks alike and without marks; a
+/// replay reads gradient, residual and, by DevicePlace::step, the step anew, and adds to the same record.
 GRADGATE_API Status enqueue_exchange(Communicator& comm, const ExchangeArgs& args, double timeout_s, DeviceMarks* marks,
-                                     Message* why) noexcept;
+                                     Message* why, const NodeTiers* tiers = nullptr) noexcept;
 
 /// shadow_exchange() on a device: enqueues the codec work of one exchange, without communication and without changing
 /// gradient or residual, between `marks`. `scratch` is device memory of device_shadow_bytes(shape) bytes;

@@ -129,8 +129,11 @@ class GRADGATE_API ExchangeMachine {
   Status next_all_reduce(CollectiveCall* call) noexcept;
   Status decode_sums() noexcept;
   void begin_hierarchical() noexcept;
+  ExchangeMachine* between_nodes() const noexcept;
   void begin_between_nodes() noexcept;
   Status next_hierarchical(CollectiveCall* call) noexcept;
+  void close_block() noexcept;
+  void open_blocks() noexcept;
   void begin_all_gather() noexcept;
   void encode_whole(uint32_t stream, Bytes slot, Bytes work) noexcept;
   Status next_all_gather(CollectiveCall* call) noexcept;

@@ -50,7 +50,7 @@ struct SessionOptions {
       0.1;                   ///< largest relative L2 error of a stage before the guard demotes a codec without feedback
   LinkSpec link;             ///< a known link; alpha = beta = 0: the link is probed when the session starts
   int ranks_per_node = 0;    ///< 0: all ranks are alike. Else consecutive ranks share a node, so many each, and
-                             ///< candidates over hierarchical may be listed (host memory); must divide the ranks
+                             ///< candidates over hierarchical may be listed; must divide the ranks
   LinkSpec node_link;        ///< a known link inside a node; `link` is then that between nodes. Both 0: that of `link`
                              ///< where it is given, else probed
   LinkProfile profile;       ///< spares the probe where every rank has the same, for this number of ranks; else it is

@@ -1,6 +1,6 @@
 // Verification of the allreduce benchmark. Three checks, every element counted once: all ranks hold the same bits; each value is within the codec's
 // proven bound of the exact average (dense: equal to the dense sum, bit by bit); and in windows of every shard the bits are those of the scalar
-// reference of the payload format.
+// reference of the payload format (but where a backend rounds sums of 16 bits in its own way).
 #pragma once
 
 #include <cstdint>

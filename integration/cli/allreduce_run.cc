@@ -52,7 +52,7 @@ void run_rank(const AllReduceSetup& setup, Communicator& comm, const NodeTiers* 
 }
 
 // The same in device memory: what is timed lies between marks on the stream, and starts where all ranks are.
-void run_rank_on_device(const AllReduceSetup& setup, Communicator& comm, Communicator& plain, Rank* rank) {
+void run_rank_on_device(const AllReduceSetup& setup, Communicator& comm, Communicator& plain, const NodeTiers* tiers, Rank* rank) {
   const auto& cuda = require_cuda();
   const auto copied = [&](int error) { require_cuda_ok(error, "a copy"); };
   const ExchangeShape& shape = rank->shape;
@@ -83,7 +83,7 @@ void run_rank_on_device(const AllReduceSetup& setup, Communicator& comm, Communi
     Message why;
     ExchangeTimes parts;
     ExchangeRecord found;
-    Status status = enqueue_exchange(comm, args, setup.timeout_s, &marks, &why);
+    Status status = enqueue_exchange(comm, args, setup.timeout_s, &marks, &why, tiers);
     if (status.ok()) {
       copied(cuda.copy(&found, record.data(), sizeof found, stream.handle()));
       require(comm.wait(stream.get(), Deadline::after(setup.timeout_s)), comm, "waiting for the exchange");
@@ -139,12 +139,12 @@ AllReduceCase run_all_reduce(Ranks& ranks, const AllReduceSetup& setup, const Na
         NodeTiers fast;
         Message why;
         Status status = split_nodes(comm, setup.ranks_per_node, setup.timeout_s, &tiers, &why);
-        if (status.ok() && &comm != &plain) status = split_nodes(plain, setup.ranks_per_node, setup.timeout_s, &fast, &why);
+        if (status.ok() && setup.shaping.link) status = split_nodes(plain, setup.ranks_per_node, setup.timeout_s, &fast, &why);
         if (!status.ok()) throw RunError("rank " + std::to_string(comm.rank()) + ": " + status.message() + ": " + why.text);
         if (fast.node != nullptr) tiers.node = std::move(fast.node);
       }
       if (setup.device == Device::cuda) {
-        run_rank_on_device(setup, comm, plain, &rank);
+        run_rank_on_device(setup, comm, plain, &tiers, &rank);
       } else {
         run_rank(setup, comm, &tiers, &rank);
       }

@@ -65,6 +65,7 @@ void CodecList::restrict_to_device(DType dtype, bool exchange) {
   const auto refuses = [dtype, exchange](const NamedCodec& codec) {
     if (!exchange) return !device::takes(codec.spec, dtype);
     ExchangeShape shape{codec.candidate(), kAnyCount, dtype, 0, 2};
+    shape.ranks_per_node = codec.exchange == Exchange::hierarchical ? 1 : 0;
     shape.device = true;
     return exchange_wire_bytes(shape) == 0;
   };

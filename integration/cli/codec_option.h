@@ -25,7 +25,7 @@ struct CodecList {
 
   /// Drops what does not take gradients of `dtype` from "all"; for a codec that was named throws UsageError.
   void restrict_to(DType dtype);
-  /// The same for what has no kernels; with `exchange` also for what travels by an exchange of host memory.
+  /// The same for what has no kernels; with `exchange` also for what does not travel between devices.
   void restrict_to_device(DType dtype, bool exchange);
 
  private:

@@ -1,16 +1,13 @@
-// The workspace of an all_reduce exchange with a codec, and the witness that travels in front of the values
-// (docs/format.md §4).
+// The workspace of an all_reduce exchange with a codec, and what happens to the sums in it (docs/format.md §4).
 #pragma once
 
 #include <algorithm>
 
 #include "codecs/codecs.h"
+#include "codecs/witness.h"
 #include "integration/comm/two_shot_layout.h"
 
 namespace gradgate::comm {
-
-/// Values in front of those of the payload. A whole number of cache lines in every dtype that is summed.
-inline constexpr size_t kWitnessValues = 64;
 
 /// The values of the payload are summed where they lie, together with the witness in front of them; that overwrites
 /// the payload's head (header and sample), of which `head` keeps a copy.
@@ -30,8 +27,8 @@ struct AllReduceBuffers {
     head_bytes = adds.offset;
     values = adds.count;
     dtype = adds.dtype;
-    const size_t witness = kWitnessValues * dtype_bytes(dtype);
-    const size_t codec_bytes = workspace_bytes(spec, shape.dtype, shape.count, shape.width);
+    const size_t witness = codecs::kWitnessValues * dtype_bytes(dtype);
+    const size_t codec_bytes = codec_work_bytes(shape, shape.count);
     WorkspaceCarver carver(base);
     head = carver.take(head_bytes, 1);
     sums = carver.take(1, witness + payload_size - head_bytes);
@@ -39,8 +36,22 @@ struct AllReduceBuffers {
     payload = {sums == nullptr ? nullptr : sums + (witness - head_bytes), payload_size};
     bytes = carver.bytes();
   }
-  size_t sum_count() const noexcept { return kWitnessValues + values; }
+  size_t sum_count() const noexcept { return codecs::kWitnessValues + values; }
   size_t sum_bytes() const noexcept { return sum_count() * dtype_bytes(dtype); }
 };
+
+/// What the witnesses of all ranks mean for the exchange; `text` says it where that is not ok.
+Status judge_witness(const ExchangeArgs& args, codecs::WitnessVerdict verdict, Message* text) noexcept;
+
+/// Before the sum: the payload's head put aside, the witness in front of the values. `code`: why this rank could not
+/// encode, or ok.
+Status seal_sums(const ExchangeArgs& args, const AllReduceBuffers& buffers, StatusCode code) noexcept;
+/// After it: the look at the witness, which on a device goes into the record, and the head in its place again.
+Status open_sums(const ExchangeArgs& args, const AllReduceBuffers& buffers, Message* text) noexcept;
+
+namespace on_device {
+Status seal_sums(const ExchangeArgs& args, const AllReduceBuffers& buffers, StatusCode code) noexcept;
+Status open_sums(const ExchangeArgs& args, const AllReduceBuffers& buffers) noexcept;
+}  // namespace on_device
 
 }  // namespace gradgate::comm

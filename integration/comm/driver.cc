@@ -46,6 +46,19 @@ Status check_rank(const Communicator& comm, const ExchangeShape& shape, Message*
   return StatusCode::invalid_argument;
 }
 
+Status check_tiers(const NodeTiers* tiers, const ExchangeShape& shape, Message* why) noexcept {
+  if (shape.candidate.exchange != Exchange::hierarchical ||
+      (tiers != nullptr && tiers->node != nullptr && tiers->between != nullptr &&
+       tiers->node->size() == shape.ranks_per_node && tiers->between->size() * tiers->node->size() == shape.ranks))
+    return {};
+  explain_failure(shape, "", "its two communicators are missing, or have other sizes than the shape says", why);
+  return StatusCode::invalid_argument;
+}
+
+Communicator& of_tier(Tier tier, Communicator& comm, const NodeTiers* tiers) noexcept {
+  return tier == Tier::node ? *tiers->node : tier == Tier::between ? *tiers->between : comm;
+}
+
 }  // namespace
 
 Status run_exchange(Communicator& comm, const ExchangeArgs& args, double timeout_s, const CodecRates& rates,
@@ -54,16 +67,7 @@ Status run_exchange(Communicator& comm, const ExchangeArgs& args, double timeout
   const auto explain = [&](const char* operation, const char* text) { explain_failure(shape, operation, text, why); };
   ExchangeTimes spent;
   GRADGATE_TRY(check_rank(comm, shape, why));
-  const bool two_tiers = shape.candidate.exchange == Exchange::hierarchical;
-  if (two_tiers &&
-      (tiers == nullptr || tiers->node == nullptr || tiers->between == nullptr ||
-       tiers->node->size() != shape.ranks_per_node || tiers->between->size() * tiers->node->size() != shape.ranks)) {
-    explain("", "its two communicators are missing, or have other sizes than the shape says");
-    return StatusCode::invalid_argument;
-  }
-  const auto of = [&](Tier tier) -> Communicator& {
-    return tier == Tier::node ? *tiers->node : tier == Tier::between ? *tiers->between : comm;
-  };
+  GRADGATE_TRY(check_tiers(tiers, shape, why));
   const bool coded = has_codec_work(shape);
   Lap lap(comm);
   ExchangeMachine machine;
@@ -87,10 +91,11 @@ Status run_exchange(Communicator& comm, const ExchangeArgs& args, double timeout
     if (complete) charge(comm, shape, rates.decode_bytes_per_s);
     lap.add_to(!coded ? &spent.transfer_s : complete ? &spent.decode_s : &spent.encode_s);
     if (complete) break;
-    status = perform(of(call.tier), call, {}, deadline_after(timeout_s));
+    Communicator& on = of_tier(call.tier, comm, tiers);
+    status = perform(on, call, {}, deadline_after(timeout_s));
     lap.add_to(&spent.transfer_s);
     if (!status.ok()) {
-      explain(collective_name(call.kind), of(call.tier).last_error());
+      explain(collective_name(call.kind), on.last_error());
       return status;
     }
   }
@@ -100,9 +105,10 @@ Status run_exchange(Communicator& comm, const ExchangeArgs& args, double timeout
 }
 
 Status enqueue_exchange(Communicator& comm, const ExchangeArgs& args, double timeout_s, DeviceMarks* marks,
-                        Message* why) noexcept {
+                        Message* why, const NodeTiers* tiers) noexcept {
   const ExchangeShape& shape = args.shape;
   GRADGATE_TRY(check_rank(comm, shape, why));
+  GRADGATE_TRY(check_tiers(tiers, shape, why));
   if (args.device == nullptr || !comm.on_device()) {
     explain_failure(shape, "", "an exchange is enqueued with ExchangeArgs::device, over a communicator of devices",
                     why);
@@ -115,8 +121,12 @@ Status enqueue_exchange(Communicator& comm, const ExchangeArgs& args, double tim
     if (marks != nullptr) marks->mark(coded ? part : Part::transfer, stream);
   };
   if (marks != nullptr) marks->begin(stream);
-  ExchangeMachine machine;
-  Status status = machine.begin(args);
+  ExchangeMachine machine, between;
+  DevicePlace place = *args.device;
+  place.between = &between;
+  ExchangeArgs placed = args;
+  placed.device = &place;
+  Status status = machine.begin(placed);
   for (;;) {
     CollectiveCall call;
     if (status.ok()) status = machine.next(&call);
@@ -126,9 +136,10 @@ Status enqueue_exchange(Communicator& comm, const ExchangeArgs& args, double tim
     }
     if (call.kind == Collective::none) break;
     mark(Part::encode);
-    status = perform(comm, call, stream, deadline_after(timeout_s));
+    Communicator& on = of_tier(call.tier, comm, tiers);
+    status = perform(on, call, stream, deadline_after(timeout_s));
     if (!status.ok()) {
-      explain_failure(shape, collective_name(call.kind), comm.last_error(), why);
+      explain_failure(shape, collective_name(call.kind), on.last_error(), why);
       return status;
     }
     mark(Part::transfer);

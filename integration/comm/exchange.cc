@@ -15,22 +15,6 @@ bool all_reduce_takes(DType dtype) noexcept {
   return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16 || dtype == DType::f64;
 }
 
-// What of a shape is not offered in device memory.
-Status check_device(const ExchangeShape& shape, Message* why) noexcept {
-  const CodecSpec& codec = shape.candidate.codec;
-  const Exchange exchange = shape.candidate.exchange;
-  if (exchange == Exchange::hierarchical || (exchange == Exchange::all_reduce && codec.id != CodecId::none)) {
-    why->format("%s by %s is for host memory", format_codec(codec).text, exchange_name(exchange));
-    return StatusCode::unsupported;
-  }
-  if (!comm::on_device::takes(shape)) {
-    why->format("no kernels on this device for %s with %s gradients", format_codec(codec).text,
-                dtype_name(shape.dtype));
-    return StatusCode::unsupported;
-  }
-  return {};
-}
-
 // Empty `why` and ok, or what is wrong with a shape.
 Status check_shape(const ExchangeShape& shape, Message* why) noexcept {
   const CodecSpec& codec = shape.candidate.codec;
@@ -38,7 +22,12 @@ Status check_shape(const ExchangeShape& shape, Message* why) noexcept {
     why->format("rank %d of %d ranks", shape.rank, shape.ranks);
     return StatusCode::invalid_argument;
   }
-  if (shape.device) GRADGATE_TRY(check_device(shape, why));
+  // A hierarchical exchange encodes what its exchange between nodes does: that shape is looked at below.
+  if (shape.device && shape.candidate.exchange != Exchange::hierarchical && !comm::on_device::takes(shape)) {
+    why->format("no kernels on this device for %s with %s gradients", format_codec(codec).text,
+                dtype_name(shape.dtype));
+    return StatusCode::unsupported;
+  }
   if (shape.candidate.exchange == Exchange::all_reduce) {
     if (codec == CodecSpec{} && all_reduce_takes(shape.dtype)) return {};
     const bool adds = codec.id != CodecId::none && codec_travels_by(codec, Exchange::all_reduce);
@@ -129,6 +118,11 @@ Status check_args(const ExchangeArgs& args, Message* why) noexcept {
   }
   if (args.shape.device != (args.device != nullptr) || (args.device != nullptr && args.device->record == nullptr)) {
     why->format("a shape in device memory needs ExchangeArgs::device with a record, one in host memory has none");
+    return StatusCode::invalid_argument;
+  }
+  if (args.device != nullptr && args.shape.candidate.exchange == Exchange::hierarchical &&
+      args.device->between == nullptr) {
+    why->format("hierarchical in device memory needs DevicePlace::between");
     return StatusCode::invalid_argument;
   }
   GRADGATE_TRY(check_feedback(args, why));

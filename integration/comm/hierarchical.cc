@@ -5,7 +5,7 @@
 #include <new>
 #include <type_traits>
 
-#include "gradgate/exchange.h"
+#include "gradgate/device_exchange.h"
 #include "integration/comm/half.h"
 #include "integration/comm/hierarchical_layout.h"
 #include "kernels/cpu/float_env.h"
@@ -19,7 +19,7 @@ using comm::NodeShard;
 // In the word of a block: other nodes do not know of the failure.
 constexpr uint32_t kUntold = 0x100;
 
-static_assert(std::is_trivially_destructible_v<ExchangeMachine>, "the machine between nodes lives in the workspace");
+static_assert(std::is_trivially_destructible_v<ExchangeMachine>, "the machine between nodes is never destroyed");
 
 void narrow(const float* from, size_t count, DType dtype, std::byte* to) noexcept {
   auto* half = reinterpret_cast<uint16_t*>(to);
@@ -37,33 +37,60 @@ void narrow(const float* from, size_t count, DType dtype, std::byte* to) noexcep
 
 }  // namespace
 
-void comm::widen_vector(ConstVec from, float* to) noexcept {
+namespace comm {
+
+Status widen_vector(const ExchangeArgs& args, ConstVec from, float* to) noexcept {
+  if (args.device != nullptr) return on_device::widen_vector(args, from, to);
   const auto* half = static_cast<const uint16_t*>(from.data);
   switch (from.dtype) {
     case DType::bf16:
-      for (size_t i = 0; i < from.count; ++i) to[i] = comm::bf16_to_float(half[i]);
-      return;
+      for (size_t i = 0; i < from.count; ++i) to[i] = bf16_to_float(half[i]);
+      break;
     case DType::f16:
-      for (size_t i = 0; i < from.count; ++i) to[i] = comm::f16_to_float(half[i]);
-      return;
+      for (size_t i = 0; i < from.count; ++i) to[i] = f16_to_float(half[i]);
+      break;
     default:
       if (from.count > 0) std::memcpy(to, from.data, from.count * sizeof(float));
   }
+  return {};
 }
+
+Status judge_block(const ExchangeArgs& args, int peer, const BlockWord& word, Message* text) noexcept {
+  const Message codec = format_codec(args.shape.candidate.codec);
+  if (word.code != StatusCode::ok) {
+    text->format("%s over hierarchical: rank %d failed: %s", codec.text, peer, Status(word.code).message());
+    // What differs between ranks differs for this one too.
+    return word.code == StatusCode::peer_mismatch ? StatusCode::peer_mismatch : StatusCode::peer_failed;
+  }
+  if (word.step == args.seed.step) return {};
+  text->format("%s over hierarchical: step: rank %d is at step %u, rank %d at step %u", codec.text, peer, word.step,
+               args.shape.rank, args.seed.step);
+  return StatusCode::peer_mismatch;
+}
+
+}  // namespace comm
 
 void ExchangeMachine::begin_hierarchical() noexcept {
   const kernels::cpu::IeeeScope ieee;
   const HierarchicalBuffers buffers(args_.shape, args_.workspace.data());
   const NodeShard shard(args_.shape);
-  comm::widen_vector(args_.gradient, buffers.whole);
-  std::memset(buffers.whole + args_.shape.count, 0, (shard.padded() - args_.shape.count) * sizeof(float));
+  Status status = comm::widen_vector(args_, args_.gradient, buffers.whole);
+  const size_t count = args_.shape.count;
+  auto* padding = reinterpret_cast<std::byte*>(buffers.whole + count);
+  if (status.ok()) status = comm::zero(args_, {padding, (shard.padded() - count) * sizeof(float)});
+  if (!status.ok()) blame(status, "hierarchical: the gradient could not be widened");
+}
+
+ExchangeMachine* ExchangeMachine::between_nodes() const noexcept {
+  if (args_.device != nullptr) return args_.device->between;
+  return reinterpret_cast<ExchangeMachine*>(HierarchicalBuffers(args_.shape, args_.workspace.data()).machine);
 }
 
 // The exchange of this rank's shard with the same shard of other nodes.
 void ExchangeMachine::begin_between_nodes() noexcept {
   const HierarchicalBuffers buffers(args_.shape, args_.workspace.data());
   const NodeShard shard(args_.shape);
-  auto* between = new (buffers.machine) ExchangeMachine;
+  auto* between = new (between_nodes()) ExchangeMachine;
   ExchangeArgs args = args_;
   args.shape = shard.between();
   args.seed.first = shard.count == 0 ? 0 : shard.first;  // shards do not share random numbers
@@ -79,14 +106,13 @@ Status ExchangeMachine::next_hierarchical(CollectiveCall* call) noexcept {
   const ExchangeShape& shape = args_.shape;
   const HierarchicalBuffers buffers(shape, args_.workspace.data());
   const NodeShard shard(shape);
-  const auto block = [&](int local) { return buffers.blocks + static_cast<size_t>(local) * buffers.block_bytes; };
   if (phase_ == Phase::ready) {
     phase_ = Phase::stage1;
     *call = {Collective::reduce_scatter, buffers.whole, buffers.shard, shard.elements, DType::f32, Tier::node};
     return {};
   }
   if (phase_ == Phase::stage1 || phase_ == Phase::stage2) {
-    auto* between = reinterpret_cast<ExchangeMachine*>(buffers.machine);
+    ExchangeMachine* between = between_nodes();
     if (phase_ == Phase::stage1) begin_between_nodes();
     phase_ = Phase::stage2;
     const Status status = between->next(call);
@@ -98,45 +124,64 @@ Status ExchangeMachine::next_hierarchical(CollectiveCall* call) noexcept {
       told_ = between->told();  // of this shard's ranks, one in every node
     }
     phase_ = Phase::stage3;
-    std::byte* own = block(shard.local);
-    const kernels::cpu::IeeeScope ieee;
-    std::memset(own, 0, buffers.block_bytes);
-    const uint32_t untold = !failed_.ok() && !told_ ? kUntold : 0;
-    const uint32_t word[2] = {static_cast<uint32_t>(failed_.code()) | untold, args_.seed.step};
-    std::memcpy(own, word, sizeof word);
-    narrow(buffers.shard, shard.count, shape.dtype, own + HierarchicalBuffers::kWord);
-    *call = {Collective::all_gather, own, buffers.blocks, buffers.block_bytes, DType::u8, Tier::node};
+    close_block();
+    *call = {Collective::all_gather,
+             buffers.block(shard.local).data(),
+             buffers.blocks,
+             buffers.block_bytes,
+             DType::u8,
+             Tier::node};
     return {};
   }
   phase_ = Phase::done;
+  if (args_.device != nullptr) {
+    const Status status = failed_.ok() ? comm::on_device::open_blocks(args_, buffers) : failed_;
+    if (!status.ok()) blame(status, "hierarchical: the look at the node's averages could not be enqueued");
+  } else {
+    open_blocks();
+  }
+  return failed_;
+}
+
+void ExchangeMachine::close_block() noexcept {
+  const HierarchicalBuffers buffers(args_.shape, args_.workspace.data());
+  const NodeShard shard(args_.shape);
+  if (args_.device != nullptr) {
+    const Status status = comm::on_device::close_block(args_, buffers, failed_.code());
+    if (!status.ok()) blame(status, "hierarchical: the node's average could not be enqueued");
+    return;
+  }
+  const kernels::cpu::IeeeScope ieee;
+  const Bytes own = buffers.block(shard.local);
+  std::memset(own.data(), 0, own.size());
+  const uint32_t untold = !failed_.ok() && !told_ ? kUntold : 0;
+  const uint32_t word[2] = {static_cast<uint32_t>(failed_.code()) | untold, args_.seed.step};
+  std::memcpy(own.data(), word, sizeof word);
+  narrow(buffers.shard, shard.count, args_.shape.dtype, own.data() + HierarchicalBuffers::kWord);
+}
+
+void ExchangeMachine::open_blocks() noexcept {
+  const ExchangeShape& shape = args_.shape;
+  const HierarchicalBuffers buffers(shape, args_.workspace.data());
+  const NodeShard shard(shape);
   for (int local = 0; local < shard.per_node && failed_.ok(); ++local) {
     uint32_t word[2];
-    std::memcpy(word, block(local), sizeof word);
-    const int peer = shard.node * shard.per_node + local;
+    std::memcpy(word, buffers.block(local).data(), sizeof word);
+    const comm::BlockWord said{static_cast<StatusCode>(word[0] & ~kUntold), (word[0] & kUntold) != 0, word[1]};
     Message text;
-    if (word[0] != 0) {
-      const Status theirs = static_cast<StatusCode>(word[0] & ~kUntold);
-      text.format("%s over hierarchical: rank %d failed: %s", format_codec(shape.candidate.codec).text, peer,
-                  theirs.message());
-      // What differs between ranks differs for this one too.
-      blame(theirs.code() == StatusCode::peer_mismatch ? StatusCode::peer_mismatch : StatusCode::peer_failed,
-            text.text);
-      told_ = (word[0] & kUntold) == 0;
-    } else if (word[1] != args_.seed.step) {
-      text.format("%s over hierarchical: step: rank %d is at step %u, rank %d at step %u",
-                  format_codec(shape.candidate.codec).text, peer, word[1], shape.rank, args_.seed.step);
-      blame(StatusCode::peer_mismatch, text.text);
-    }
+    const Status status = comm::judge_block(args_, shard.node * shard.per_node + local, said, &text);
+    if (status.ok()) continue;
+    blame(status, text.text);
+    if (said.code != StatusCode::ok) told_ = !said.untold;
   }
-  if (!failed_.ok()) return failed_;
+  if (!failed_.ok()) return;
   const size_t element = dtype_bytes(shape.dtype);
   for (int local = 0; local < shard.per_node; ++local) {
     const size_t first = shard.first_of(local), count = shard.count_of(local);
     if (count == 0) continue;
     std::memcpy(static_cast<std::byte*>(args_.gradient.data) + first * element,
-                block(local) + HierarchicalBuffers::kWord, count * element);
+                buffers.block(local).data() + HierarchicalBuffers::kWord, count * element);
   }
-  return failed_;
 }
 
 }  // namespace gradgate

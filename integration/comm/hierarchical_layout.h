@@ -43,15 +43,12 @@ struct NodeShard {
   }
 };
 
-/// f32, bf16 or f16 to f32.
-void widen_vector(ConstVec from, float* to) noexcept;
-
 struct HierarchicalBuffers {
   static constexpr size_t kWord = 16;  ///< in front of a block: status code and step
 
   float* whole = nullptr;        ///< the gradient in f32, padded to per_node shards
   float* shard = nullptr;        ///< this rank's shard of the node's sum; then of the average
-  std::byte* machine = nullptr;  ///< the ExchangeMachine between nodes
+  std::byte* machine = nullptr;  ///< the ExchangeMachine between nodes; on a device it stands in DevicePlace
   std::byte* between = nullptr;  ///< its workspace
   std::byte* blocks = nullptr;   ///< per_node × block_bytes: the gathered averages in the gradient's dtype
   size_t block_bytes = 0, bytes = 0;
@@ -65,11 +62,32 @@ struct HierarchicalBuffers {
     WorkspaceCarver carver(base);
     whole = reinterpret_cast<float*>(carver.take(part.padded(), sizeof(float)));
     shard = reinterpret_cast<float*>(carver.take(part.elements, sizeof(float)));
-    machine = carver.take(1, sizeof(ExchangeMachine));
+    machine = carver.take(shape.device ? 0 : 1, sizeof(ExchangeMachine));
     between = carver.take(exchange_workspace_bytes(first), 1);
     blocks = carver.take(static_cast<size_t>(part.per_node), block_bytes);
     bytes = part.elements == 0 && shape.count != 0 ? 0 : carver.bytes();
   }
+  Bytes block(int local) const noexcept { return {blocks + static_cast<size_t>(local) * block_bytes, block_bytes}; }
 };
+
+/// f32, bf16 or f16 to f32, in the exchange's memory.
+Status widen_vector(const ExchangeArgs& args, ConstVec from, float* to) noexcept;
+
+/// What a node's rank says in front of its block: ok, or why it has no average.
+struct BlockWord {
+  StatusCode code = StatusCode::ok;
+  bool untold = false;  ///< other nodes do not know of the failure
+  uint32_t step = 0;
+};
+/// What the word of `peer`, a rank of this node, means for the exchange; `text` says it where that is not ok.
+Status judge_block(const ExchangeArgs& args, int peer, const BlockWord& word, Message* text) noexcept;
+
+namespace on_device {
+Status widen_vector(const ExchangeArgs& args, ConstVec from, float* to) noexcept;
+/// This rank's block: its word, by `code` and the record, and its shard of the average in the gradient's dtype.
+Status close_block(const ExchangeArgs& args, const HierarchicalBuffers& buffers, StatusCode code) noexcept;
+/// The look at all words of the node, and the average in the gradient.
+Status open_blocks(const ExchangeArgs& args, const HierarchicalBuffers& buffers) noexcept;
+}  // namespace on_device
 
 }  // namespace gradgate::comm

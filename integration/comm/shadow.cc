@@ -230,7 +230,7 @@ Status shadow_exchange(Communicator& clock, const ExchangeArgs& args, Bytes scra
     part.shape.count = comm::NodeShard(shape).count_of(0);
     comm::WorkspaceCarver carver(scratch.data());
     auto* x = reinterpret_cast<float*>(carver.take(part.shape.count, sizeof(float)));
-    comm::widen_vector({args.gradient.data, part.shape.count, shape.dtype}, x);
+    GRADGATE_TRY(comm::widen_vector(args, {args.gradient.data, part.shape.count, shape.dtype}, x));
     part.gradient = {x, part.shape.count, DType::f32};
     const size_t used =
         static_cast<size_t>(reinterpret_cast<std::byte*>(x) - scratch.data()) + part.shape.count * sizeof(float);

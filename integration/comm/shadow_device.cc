@@ -2,6 +2,7 @@
 #include "gradgate/device_exchange.h"
 #include "integration/comm/all_gather_layout.h"
 #include "integration/comm/codec_time.h"
+#include "integration/comm/hierarchical_layout.h"
 #include "integration/comm/slot.h"
 #include "integration/comm/two_shot_layout.h"
 #include "kernels/cuda/runtime.h"
@@ -14,7 +15,8 @@ using comm::Shards;
 using comm::Slots;
 using Part = DeviceMarks::Part;
 
-/// Slots as in the exchange, the payload that stands in for all peers', and copies of what an exchange would change.
+/// Slots as in the exchange (one for what is summed), the payload that stands in for all peers', and copies of what an
+/// exchange would change.
 struct Buffers {
   Slots outgoing, incoming;
   float* residual = nullptr;
@@ -27,10 +29,10 @@ struct Buffers {
     const size_t stride =
         two_shot ? Shards(shape).slot_bytes : payload_bytes(shape.candidate.codec, shape.dtype, shape.count);
     const size_t elements = two_shot ? Shards(shape).elements : shape.count;
-    const auto ranks = static_cast<size_t>(shape.ranks);
+    const int slots = shape.candidate.exchange == Exchange::all_reduce ? 1 : shape.ranks;
     comm::WorkspaceCarver carver(base);
-    outgoing = {carver.take(two_shot ? ranks : 0, stride), stride, shape.ranks, nullptr};
-    incoming = {carver.take(ranks, stride), stride, shape.ranks, nullptr};
+    outgoing = {carver.take(static_cast<size_t>(two_shot ? slots : 0), stride), stride, slots, nullptr};
+    incoming = {carver.take(static_cast<size_t>(slots), stride), stride, slots, nullptr};
     residual = reinterpret_cast<float*>(carver.take(shape.count, sizeof(float)));
     out = carver.take(shape.count, dtype_bytes(shape.dtype));
     const size_t work = comm::codec_work_bytes(shape, elements);
@@ -109,10 +111,37 @@ Status enqueue_all_gather(const ExchangeArgs& args, const Buffers& buffers, floa
   return {};
 }
 
+Status enqueue_all_reduce(const ExchangeArgs& args, const Buffers& buffers, float* residual,
+                          DeviceMarks* marks) noexcept {
+  const ExchangeShape& shape = args.shape;
+  Seed seed = args.seed;
+  seed.stream = 0xffffffffu;
+  uint64_t unused = 0;
+  marks->begin(args.device->stream);
+  GRADGATE_TRY(comm::encode_part(args, args.gradient, residual, seed, buffers.incoming[0], buffers.codec, &unused));
+  marks->mark(Part::encode, args.device->stream);
+  GRADGATE_TRY(comm::decode_part(args, buffers.incoming[0], {buffers.out, shape.count, shape.dtype},
+                                 static_cast<float>(1.0 / shape.ranks), buffers.codec));
+  marks->mark(Part::decode, args.device->stream);
+  return {};
+}
+
+// What the codec of a hierarchical exchange sees: the first shard, the longest.
+ExchangeShape first_shard(const ExchangeShape& shape) noexcept {
+  const comm::NodeShard part(shape);
+  ExchangeShape first = part.between();
+  first.count = part.count_of(0);
+  return first;
+}
+
 }  // namespace
 
 size_t device_shadow_bytes(const ExchangeShape& shape) noexcept {
   if (!shape.device || exchange_workspace_bytes(shape) == 0) return 0;
+  if (shape.candidate.exchange == Exchange::hierarchical) {
+    const ExchangeShape first = first_shard(shape);
+    return device_shadow_bytes(first) + comm::WorkspaceCarver::kAlign + first.count * sizeof(float);
+  }
   return Buffers(shape, nullptr).bytes;
 }
 
@@ -128,6 +157,17 @@ Status enqueue_shadow(const ExchangeArgs& args, Bytes scratch, DeviceMarks* mark
   }
   const size_t needed = device_shadow_bytes(shape);
   if (scratch.size() < needed) return {StatusCode::workspace_too_small, static_cast<int64_t>(needed)};
+  if (shape.candidate.exchange == Exchange::hierarchical) {
+    // The first elements of this rank's gradient stand in for the node's sum.
+    ExchangeArgs part = args;
+    part.shape = first_shard(shape);
+    comm::WorkspaceCarver carver(scratch.data());
+    auto* x = reinterpret_cast<float*>(carver.take(part.shape.count, sizeof(float)));
+    GRADGATE_TRY(comm::widen_vector(args, {args.gradient.data, part.shape.count, shape.dtype}, x));
+    part.gradient = {x, part.shape.count, DType::f32};
+    const auto used = static_cast<size_t>(reinterpret_cast<std::byte*>(x + part.shape.count) - scratch.data());
+    return enqueue_shadow(part, scratch.subspan(used), marks);
+  }
   const Buffers buffers(shape, scratch.data());
   float* residual = nullptr;
   if (args.feedback == Feedback::apply) {
@@ -138,8 +178,9 @@ Status enqueue_shadow(const ExchangeArgs& args, Bytes scratch, DeviceMarks* mark
                                                : cuda->copy(residual, args.residual, bytes, args.device->stream.handle);
     if (error != 0) return {StatusCode::internal, error};
   }
-  return shape.candidate.exchange == Exchange::two_shot ? enqueue_two_shot(args, buffers, residual, marks)
-                                                        : enqueue_all_gather(args, buffers, residual, marks);
+  if (shape.candidate.exchange == Exchange::two_shot) return enqueue_two_shot(args, buffers, residual, marks);
+  if (shape.candidate.exchange == Exchange::all_reduce) return enqueue_all_reduce(args, buffers, residual, marks);
+  return enqueue_all_gather(args, buffers, residual, marks);
 }
 
 }  // namespace gradgate

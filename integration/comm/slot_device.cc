@@ -3,6 +3,8 @@
 #include <cstring>
 
 #include "gradgate/device.h"
+#include "integration/comm/all_reduce_layout.h"
+#include "integration/comm/hierarchical_layout.h"
 #include "integration/comm/slot.h"
 #include "integration/comm/two_shot_layout.h"
 #include "kernels/cuda/library.h"
@@ -29,6 +31,66 @@ Status enqueued(int error) noexcept { return error == 0 ? Status{} : Status{Stat
 
 codecs::WireHeader header_of(const ExchangeArgs& args, size_t count) noexcept {
   return codecs::make_header(args.shape.candidate.codec, args.shape.dtype, count, args.seed.step);
+}
+
+kernels::cuda::SumsCall sums_call(const ExchangeArgs& args, const AllReduceBuffers& buffers, StatusCode code) noexcept {
+  kernels::cuda::SumsCall call{};
+  call.values = buffers.sums;
+  call.head = buffers.head;
+  call.head_bytes = buffers.head_bytes;
+  call.width = dtype_bytes(buffers.dtype);
+  call.code = static_cast<unsigned>(code);
+  call.fault = &record_of(args)->fault;
+  return call;
+}
+
+kernels::cuda::BlocksCall blocks_call(const ExchangeArgs& args, const HierarchicalBuffers& buffers,
+                                      StatusCode code) noexcept {
+  const NodeShard shard(args.shape);
+  kernels::cuda::BlocksCall call{};
+  call.blocks = buffers.blocks;
+  call.stride = buffers.block_bytes;
+  call.ranks = static_cast<unsigned>(shard.per_node);
+  call.local = static_cast<unsigned>(shard.local);
+  call.first_rank = static_cast<unsigned>(shard.node * shard.per_node);
+  call.elements = shard.elements;
+  call.count = shard.count;
+  call.shard = buffers.shard;
+  call.dtype = args.shape.dtype;
+  call.step = args.seed.step;
+  call.step_word = args.device->step;
+  call.code = static_cast<unsigned>(code);
+  call.fault = &record_of(args)->fault;
+  return call;
+}
+
+// What next() would have said of a fault that the record keeps.
+Status judge_record(const ExchangeArgs& args, const FaultRecord& fault, Message* text) noexcept {
+  const ExchangeShape& shape = args.shape;
+  unsigned rank = 0;
+  const Status status = device::fault_status(fault.word, &rank);
+  const auto peer = static_cast<int>(rank);
+  const auto stage = static_cast<int>(fault.word >> kernels::cuda::kFaultStageShift & 0x7fff);
+  const auto code =
+      status.code() == StatusCode::peer_failed ? static_cast<StatusCode>(status.detail()) : StatusCode::ok;
+  if (shape.candidate.exchange == Exchange::hierarchical) {
+    if (stage == static_cast<int>(kernels::cuda::kBlockStage))
+      return judge_block(args, peer, {code, false, fault.got.step}, text);
+    ExchangeArgs between = args;
+    between.shape = NodeShard(shape).between();
+    return judge_record(between, fault, text);
+  }
+  if (status.code() == StatusCode::bad_payload && status.detail() == static_cast<int64_t>(PayloadFault::index)) {
+    text->format("%s over %s: damaged payload from rank %u: %s", format_codec(shape.candidate.codec).text,
+                 exchange_name(shape.candidate.exchange), rank, payload_fault_name(PayloadFault::index));
+    return status;
+  }
+  if (shape.candidate.exchange == Exchange::all_reduce && status.code() != StatusCode::bad_payload)
+    return judge_witness(args, {static_cast<uint32_t>(code), code == StatusCode::ok}, text);
+  const Shards shards(shape);
+  const size_t count = stage == 0 ? shape.count : stage == 1 ? shards[shape.rank].count : shards[peer].count;
+  return judge_payload(args, stage, peer, count, status.code() == StatusCode::peer_mismatch ? Status{} : status,
+                       fault.got, text);
 }
 
 }  // namespace
@@ -147,31 +209,37 @@ Status inspect(const ExchangeArgs& args, int stage, const Slots& slots, int firs
                                many, left_out, from, work, word_of(args), stream_of(args));
 }
 
+Status seal_sums(const ExchangeArgs& args, const AllReduceBuffers& buffers, StatusCode code) noexcept {
+  return enqueued(runtime()->seal_sums(sums_call(args, buffers, code), stream_of(args)));
+}
+Status open_sums(const ExchangeArgs& args, const AllReduceBuffers& buffers) noexcept {
+  return enqueued(runtime()->open_sums(sums_call(args, buffers, StatusCode::ok), stream_of(args)));
+}
+
+Status widen_vector(const ExchangeArgs& args, ConstVec from, float* to) noexcept {
+  return enqueued(runtime()->widen(from.data, from.count, from.dtype, to, stream_of(args)));
+}
+Status close_block(const ExchangeArgs& args, const HierarchicalBuffers& buffers, StatusCode code) noexcept {
+  const NodeShard shard(args.shape);
+  const Bytes own = buffers.block(shard.local);
+  GRADGATE_TRY(zero(args, own.subspan(HierarchicalBuffers::kWord + shard.count * dtype_bytes(args.shape.dtype))));
+  return enqueued(runtime()->close_block(blocks_call(args, buffers, code), stream_of(args)));
+}
+Status open_blocks(const ExchangeArgs& args, const HierarchicalBuffers& buffers) noexcept {
+  return enqueued(runtime()->open_blocks(blocks_call(args, buffers, StatusCode::ok), args.gradient.data,
+                                         args.shape.count, stream_of(args)));
+}
+
 Status record_status(const ExchangeArgs& args, const ExchangeRecord& record, uint64_t* non_finite,
                      Message* why) noexcept {
   Record r;
   std::memcpy(&r, record.bytes, sizeof r);
   if (non_finite != nullptr) *non_finite += r.non_finite;
   if (r.fault.word == 0) return {};
-  unsigned rank = 0;
-  const Status status = device::fault_status(r.fault.word, &rank);
-  const int stage = static_cast<int>(r.fault.word >> kernels::cuda::kFaultStageShift & 0x7fff);
   Message text;
-  Status judged = status;
-  if (status.code() == StatusCode::bad_payload && status.detail() == static_cast<int64_t>(PayloadFault::index)) {
-    text.format("%s over %s: damaged payload from rank %u: %s", format_codec(args.shape.candidate.codec).text,
-                exchange_name(args.shape.candidate.exchange), rank, payload_fault_name(PayloadFault::index));
-  } else {
-    const Shards shards(args.shape);
-    const size_t count = stage == 0   ? args.shape.count
-                         : stage == 1 ? shards[args.shape.rank].count
-                                      : shards[static_cast<int>(rank)].count;
-    judged = judge_payload(args, stage, static_cast<int>(rank), count,
-                           status.code() == StatusCode::peer_mismatch ? Status{} : status, r.fault.got, &text);
-    if (judged.ok()) judged = status;
-  }
+  const Status judged = judge_record(args, r.fault, &text);
   if (why != nullptr) *why = text;
-  return judged;
+  return judged.ok() ? device::fault_status(r.fault.word) : judged;
 }
 
 }  // namespace on_device

@@ -1,6 +1,5 @@
 // The CUDA runtime as libgradgate sees it (runtime.h), and the kernels over plain vectors that exchanges and sessions
 // need between codec calls. A translation unit of its own: it compiles beside plugin.cu.
-#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <cstdio>
@@ -8,26 +7,10 @@
 #include <new>
 #include <vector>
 
-#include "codecs/bf16.h"
-#include "codecs/f16.h"
-#include "kernels/cuda/plugin.h"
-#include "kernels/cuda/runtime.h"
+#include "kernels/cuda/runtime_exchange.cuh"
 
 namespace gradgate::kernels::cuda {
 namespace {
-
-constexpr unsigned kThreads = 256;
-
-cudaStream_t stream_of(StreamHandle stream) { return static_cast<cudaStream_t>(stream); }
-
-// CTAs for one thread per element, as many as fill the device a few times.
-unsigned grid(size_t count) {
-  const size_t ctas = count / kThreads + (count % kThreads != 0);
-  return static_cast<unsigned>(ctas < 4096 ? ctas : 4096);
-}
-
-__device__ inline size_t first_element() { return size_t{blockIdx.x} * blockDim.x + threadIdx.x; }
-__device__ inline size_t element_step() { return size_t{gridDim.x} * blockDim.x; }
 
 // Adds a value of every lane to memory. All lanes of the warp must come here.
 __device__ inline void add_all(double* into, double v) {
@@ -40,81 +23,8 @@ __device__ inline void add_all(uint64_t* into, uint64_t v) {
     atomicAdd(reinterpret_cast<unsigned long long*>(into), static_cast<unsigned long long>(v));
 }
 
-// ---- payload headers
-// -------------------------------------------------------------------------------------------------
-
-// One CTA looks at every header. The first fault in rank order stays in the record, with the header it was seen in.
-__global__ void check_headers(CheckCall call) {
-  __shared__ unsigned long long first;
-  if (threadIdx.x == 0) first = ~0ull;
-  __syncthreads();
-  codecs::WireHeader due = call.header;
-  if (call.step != nullptr) due.step = *call.step;
-  for (unsigned rank = threadIdx.x; rank < call.ranks; rank += blockDim.x) {
-    if (rank == call.skip) continue;
-    const auto got = *reinterpret_cast<const codecs::WireHeader*>(call.payloads + rank * call.stride);
-    uint64_t what = static_cast<uint64_t>(codecs::check_header(got, due)) << 8;
-    // The step before the error: a rank that is elsewhere is at fault, whatever it reports from there.
-    if (what == 0 && got.step != due.step) what = kFaultStep << 8;
-    if (what == 0 && (got.flags & codecs::kFlagError) != 0) what = kFaultPeer << 8 | got.flags >> 4;
-    if (what == 0) continue;
-    const uint64_t place =
-        static_cast<uint64_t>(call.stage) << kFaultStageShift | static_cast<uint64_t>(rank + call.first_rank) << 16;
-    atomicMin(&first, static_cast<unsigned long long>(kFaultSet | place | what));
-  }
-  __syncthreads();
-  if (threadIdx.x != 0 || first == ~0ull || call.fault->word != 0) return;
-  const unsigned rank = static_cast<unsigned>(first >> 16 & 0xffffffffu) - call.first_rank;
-  call.fault->word = first;
-  call.fault->got = *reinterpret_cast<const codecs::WireHeader*>(call.payloads + rank * call.stride);
-}
-
-__global__ void write_error_header(std::byte* payload, codecs::WireHeader header, const uint32_t* step,
-                                   const FaultRecord* fault, unsigned always) {
-  unsigned code = always;
-  if (code == 0) {
-    if (fault->word == 0) return;
-    const unsigned what = static_cast<unsigned>(fault->word >> 8 & 0xff);
-    const bool mismatch = what == kFaultStep || (what >= static_cast<unsigned>(PayloadFault::version) &&
-                                                 what <= static_cast<unsigned>(PayloadFault::parameter));
-    code = mismatch ? static_cast<unsigned>(StatusCode::peer_mismatch)
-           : what == kFaultPeer
-               ? static_cast<unsigned>(fault->word & 0xff) == static_cast<unsigned>(StatusCode::peer_mismatch)
-                     ? static_cast<unsigned>(StatusCode::peer_mismatch)
-                     : static_cast<unsigned>(StatusCode::peer_failed)
-               : static_cast<unsigned>(StatusCode::bad_payload);
-  }
-  if (step != nullptr) header.step = *step;
-  header.flags = static_cast<uint8_t>(codecs::kFlagError | code << 4);
-  *reinterpret_cast<codecs::WireHeader*>(payload) = header;
-}
-
-int check(const CheckCall& call, StreamHandle stream) noexcept {
-  if (call.ranks == 0) return cudaSuccess;
-  check_headers<<<1, 128, 0, stream_of(stream)>>>(call);
-  return cudaGetLastError();
-}
-
-int mark_failed(std::byte* payload, const codecs::WireHeader& header, const uint32_t* step, const FaultRecord* fault,
-                unsigned always, StreamHandle stream) noexcept {
-  write_error_header<<<1, 1, 0, stream_of(stream)>>>(payload, header, step, fault, always);
-  return cudaGetLastError();
-}
-
 // ---- vectors
 // ---------------------------------------------------------------------------------------------------------
-
-// One IEEE rounding to nearest even that may overflow to Inf, as the dense reduction of every backend has it; the
-// codecs saturate instead.
-__device__ inline uint16_t to_bf16(float x) {
-  const uint32_t b = __float_as_uint(x);
-  return static_cast<uint16_t>((b & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : (b + 0x7fffu + (b >> 16 & 1u)) >> 16);
-}
-__device__ inline uint16_t to_f16(float x) {
-  const uint32_t b = __float_as_uint(x);
-  if ((b & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((b >> 16 & 0x8000u) | 0x7e00u);
-  return __half_as_ushort(__float2half_rn(x));
-}
 
 struct ScaleF32 {
   using Element = float;
@@ -390,31 +300,12 @@ int elapsed(Event from, Event to, double* seconds) noexcept {
   return cleared(error);
 }
 
-constexpr Runtime kRuntime = {kRuntimeVersion,
-                              error_text,
-                              versions,
-                              set_device,
-                              device_name,
-                              allocate,
-                              release,
-                              allocate_pinned,
-                              release_pinned,
-                              copy,
-                              fill,
-                              create_stream,
-                              destroy_stream,
-                              create_event,
-                              destroy_event,
-                              record,
-                              wait_event,
-                              query,
-                              elapsed,
-                              check,
-                              mark_failed,
-                              scale_dense,
-                              scale_residual,
-                              count_non_finite,
-                              guard};
+constexpr Runtime kRuntime = {
+    kRuntimeVersion,  error_text,     versions,   set_device,  device_name,   allocate,       release,
+    allocate_pinned,  release_pinned, copy,       fill,        create_stream, destroy_stream, create_event,
+    destroy_event,    record,         wait_event, query,       elapsed,       check,          mark_failed,
+    seal_sums,        open_sums,      widen,      close_block, open_blocks,   scale_dense,    scale_residual,
+    count_non_finite, guard};
 
 }  // namespace
 }  // namespace gradgate::kernels::cuda

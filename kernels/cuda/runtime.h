@@ -34,6 +34,32 @@ struct CheckCall {
   FaultRecord* fault;
 };
 
+/// What is summed by an all_reduce with a codec: a witness (codecs/witness.h), then the values of a payload.
+struct SumsCall {
+  std::byte* values;  ///< the witness; the payload's head ends where it does
+  std::byte* head;    ///< where the head is kept meanwhile
+  size_t head_bytes;  ///< at most one per value of the witness
+  size_t width;       ///< bytes of a value: 4, f32, or 2, bf16
+  unsigned code;      ///< why this rank could not encode, or 0
+  FaultRecord* fault;
+};
+
+/// The blocks of a node at the end of a hierarchical exchange: 16 bytes of which the first two words are a status code
+/// and a step, then a shard of the average in the gradient's dtype.
+struct BlocksCall {
+  std::byte* blocks;
+  size_t stride;
+  unsigned ranks, local;   ///< of the node; this rank among them
+  unsigned first_rank;     ///< of the node, for the report
+  size_t elements, count;  ///< of every shard; of this rank's, which may be shorter
+  const float* shard;      ///< this rank's
+  DType dtype;             ///< f32, bf16 or f16
+  uint32_t step;
+  const uint32_t* step_word;  ///< where set, takes the place of step
+  unsigned code;              ///< why this rank has no average, or 0: what the record says
+  FaultRecord* fault;
+};
+
 /// Sums over a vector for the guard (gate/guard.h), accumulated in device memory.
 struct GuardSums {
   double gradient, norm1, error1, error2, norm2;
@@ -78,6 +104,15 @@ struct Runtime {
   /// Puts an error payload's header at `payload` where the record holds a fault (`always`: in any case, as `code`).
   int (*mark_failed)(std::byte* payload, const codecs::WireHeader& header, const uint32_t* step,
                      const FaultRecord* fault, unsigned always, StreamHandle stream) noexcept;
+  /// Before the sum: keeps the head, writes the witness. After it: the verdict into the record, the head in its place.
+  int (*seal_sums)(const SumsCall& call, StreamHandle stream) noexcept;
+  int (*open_sums)(const SumsCall& call, StreamHandle stream) noexcept;
+  /// f32, bf16 or f16 to f32.
+  int (*widen)(const void* from, size_t count, DType dtype, float* to, StreamHandle stream) noexcept;
+  /// Writes this rank's word and shard; what a shorter shard leaves of the block is not touched.
+  int (*close_block)(const BlocksCall& call, StreamHandle stream) noexcept;
+  /// The look at all words, then, without a fault, `total` elements from all shards to `out`.
+  int (*open_blocks)(const BlocksCall& call, void* out, size_t total, StreamHandle stream) noexcept;
   /// data[i] · 1/ranks, or data[i] / ranks, rounded once; f32, bf16, f16, f64.
   int (*scale_dense)(void* data, size_t count, DType dtype, int ranks, bool divide, StreamHandle stream) noexcept;
   /// e · ratio, rounded once.
@@ -87,9 +122,13 @@ struct Runtime {
                           StreamHandle stream) noexcept;
   int (*guard)(const GuardCall& call, StreamHandle stream) noexcept;
 };
+/// The stage of a hierarchical exchange in which blocks are gathered, for its reports.
+inline constexpr uint64_t kBlockStage = 3;
+
 /// As kPluginVersion.
 inline constexpr uint32_t kRuntimeVersion =
-    0x1000000 + static_cast<uint32_t>(sizeof(Runtime) * 0x10000 + sizeof(CheckCall) * 0x100 + sizeof(GuardCall));
+    0x1000000 + static_cast<uint32_t>(sizeof(Runtime) * 0x10000 + sizeof(CheckCall) * 0x100 + sizeof(GuardCall) +
+                                      sizeof(SumsCall) + sizeof(BlocksCall));
 
 /// The table, or null where libgradgate_cuda or a device is missing; `why` (optional) then says which.
 const Runtime* runtime(Message* why = nullptr) noexcept;

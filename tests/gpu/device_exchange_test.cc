@@ -30,17 +30,25 @@ void expect_equal(const Ranks& device, const Ranks& host, const std::string& wha
 
 class EveryCandidate : public NcclRanks, public testing::WithParamInterface<const char*> {};
 
+// What NCCL sums has no fixed order, and NaNs of its own: whole numbers where no codec comes after it.
+Gen data_for(const Candidate& candidate, bool one_node, size_t n) {
+  if (candidate.exchange == Exchange::all_reduce) return Gen::integers;
+  if (candidate.exchange == Exchange::hierarchical && one_node) return Gen::integers;
+  return n == 257 ? Gen::non_finite : Gen::gaussian;
+}
+
 TEST_P(EveryCandidate, EndsWithTheBytesOfThreadRanks) {
   const Candidate candidate = candidate_of(GetParam());
   for (const int size : {2, 3, 4}) {
+    const auto nodes = nodes_of(size == 3 ? 1 : 2);  // 1, 3 and 2 of them
     for (const size_t n : {size_t{0}, size_t{1}, size_t{257}, size_t{5000}, size_t{65537}}) {
       for (const DType dtype : {DType::f32, DType::bf16}) {
         if (!codec_takes(candidate.codec, dtype)) continue;
         if (dtype == DType::bf16 && n != 5000) continue;
         const Feedback feedback = candidate.codec.feedback ? Feedback::apply : Feedback::none;
-        Ranks host = filled(size, n, dtype, n == 257 ? Gen::non_finite : Gen::gaussian), device = host;
-        const std::vector<Outcome> expected = exchange(host, candidate, feedback, 5);
-        const std::vector<Outcome> got = exchange_on_devices(device, candidate, feedback, 5);
+        Ranks host = filled(size, n, dtype, data_for(candidate, size == 2, n)), device = host;
+        const std::vector<Outcome> expected = exchange(host, candidate, feedback, 5, nodes);
+        const std::vector<Outcome> got = exchange_on_devices(device, candidate, feedback, 5, nodes);
         expect_all_ok(expected);
         expect_all_ok(got);
         const std::string what =
@@ -56,7 +64,9 @@ INSTANTIATE_TEST_SUITE_P(Device, EveryCandidate,
                          testing::Values("bf16", "fp16", "int8", "int8:sr", "fp8", "int4", "int4:hadamard", "onebit",
                                          "chunk-topk:8/1024", "chunk-topk:8/1024:bf16", "int8@all_gather",
                                          "chunk-topk:8/1024@all_gather", "onebit@all_gather", "topk:0.01",
-                                         "topk:0.01:int8", "chunk-topk:8/1024:int8", "randk:0.01@all_gather"),
+                                         "topk:0.01:int8", "chunk-topk:8/1024:int8", "randk:0.01@all_gather",
+                                         "randk:0.01", "randk:0.05:bf16", "bf16@all_reduce", "int8:sr@hierarchical",
+                                         "topk:0.01@hierarchical", "chunk-topk:8/1024@hierarchical"),
                          [](const auto& at) { return test_name(at.param); });
 
 using DeviceExchange = NcclRanks;
@@ -84,15 +94,16 @@ TEST_F(DeviceExchange, NothingIsLost) {
   constexpr size_t kCount = 4096;
   Ranks ranks(kSize, kCount, DType::f32);
   std::vector<double> sent(kCount, 0.0), received(kCount, 0.0);
-  const Candidate candidates[] = {candidate_of("chunk-topk:8/1024"), candidate_of("chunk-topk:8/1024@all_gather")};
-  for (uint32_t step = 0; step < 9; ++step) {
+  const Candidate candidates[] = {candidate_of("chunk-topk:8/1024"), candidate_of("chunk-topk:8/1024@all_gather"),
+                                  candidate_of("randk:0.1"), candidate_of("chunk-topk:8/1024@hierarchical")};
+  for (uint32_t step = 0; step < 10; ++step) {
     for (size_t r = 0; r < kSize; ++r) {
       ranks.gradients[r] = Gradient::of(Gen::integers, kCount, 100 * step + r, DType::f32);
       for (size_t i = 0; i < kCount; ++i) sent[i] += static_cast<const float*>(ranks.gradients[r].data())[i];
     }
-    const bool flush = step % 4 == 3;
-    expect_all_ok(exchange_on_devices(ranks, flush ? dense_candidate() : candidates[step % 2],
-                                      flush ? Feedback::flush : Feedback::apply, step));
+    const bool flush = step % 5 == 4;
+    expect_all_ok(exchange_on_devices(ranks, flush ? dense_candidate() : candidates[step % 4],
+                                      flush ? Feedback::flush : Feedback::apply, step, nodes_of(2)));
     for (size_t i = 0; i < kCount; ++i) received[i] += kSize * static_cast<const float*>(ranks.gradients[0].data())[i];
     for (size_t r = 1; r < kSize; ++r) EXPECT_TRUE(ranks.gradients[r] == ranks.gradients[0]) << "rank " << r;
     std::vector<double> left(kCount, 0.0);
@@ -104,6 +115,19 @@ TEST_F(DeviceExchange, NothingIsLost) {
   }
 }
 
+Status perform(Communicator& comm, const CollectiveCall& call, Stream stream) {
+  switch (call.kind) {
+    case Collective::all_reduce:
+      return comm.all_reduce_sum(call.send, call.recv, call.count, call.dtype, stream, patient());
+    case Collective::reduce_scatter:
+      return comm.reduce_scatter_sum(call.send, call.recv, call.count, call.dtype, stream, patient());
+    case Collective::all_to_all:
+      return comm.all_to_all(call.send, call.recv, call.count, call.dtype, stream, patient());
+    default:
+      return comm.all_gather(call.send, call.recv, call.count, call.dtype, stream, patient());
+  }
+}
+
 /// Drives a machine by hand; `after` may do damage once a collective has been performed.
 std::vector<Outcome> drive(Ranks& ranks, const Candidate& candidate, const std::function<void(ExchangeArgs&)>& change,
                            const std::function<void(int rank, int collective, const CollectiveCall&)>& after,
@@ -112,6 +136,7 @@ std::vector<Outcome> drive(Ranks& ranks, const Candidate& candidate, const std::
   run_nccl_ranks(ranks.size(), [&](Communicator& comm) {
     ExchangeArgs host = ranks.args(comm.rank(), candidate, Feedback::none, 11);
     if (change) change(host);
+    const NodeTiers tiers = tiers_of(comm, host.shape);
     DeviceRank rank(host);
     Outcome& outcome = outcomes[static_cast<size_t>(comm.rank())];
     ExchangeMachine machine;
@@ -123,10 +148,8 @@ std::vector<Outcome> drive(Ranks& ranks, const Candidate& candidate, const std::
       outcome.why.format("%s", machine.last_error());
       if (!outcome.status.ok() || call.kind == Collective::none) break;
       const Stream stream = rank.place.stream;
-      const Status status = call.kind == Collective::all_to_all
-                                ? comm.all_to_all(call.send, call.recv, call.count, call.dtype, stream, patient())
-                                : comm.all_gather(call.send, call.recv, call.count, call.dtype, stream, patient());
-      GRADGATE_EXPECT_OK(status, comm);
+      Communicator& on = call.tier == Tier::node ? *tiers.node : call.tier == Tier::between ? *tiers.between : comm;
+      GRADGATE_EXPECT_OK(perform(on, call, stream), on);
       if (after) {
         GRADGATE_EXPECT_OK(comm.wait(stream, patient()), comm);
         after(comm.rank(), collective, call);
@@ -202,6 +225,42 @@ TEST_F(DeviceExchange, AFailingRankIsReportedByAll) {
   }
 }
 
+// A sum names no rank, and a node hears of another one's failure from its own ranks.
+TEST_F(DeviceExchange, AFailingRankIsReportedByAllWithoutHeaders) {
+  for (const char* text : {"randk:0.01", "int8@hierarchical"}) {
+    Ranks ranks = filled(4, 3000, DType::f32, Gen::gaussian);
+    const Ranks before = ranks;
+    const auto outcomes = drive(ranks, candidate_of(text), nodes_of(2), {}, 2);
+    for (size_t r = 0; r < 4; ++r) {
+      EXPECT_EQ(outcomes[r].status.code(), r == 2 ? StatusCode::out_of_memory : StatusCode::peer_failed)
+          << text << ", rank " << r << ": " << outcomes[r].why.text;
+      EXPECT_THAT(outcomes[r].why.text, HasSubstr("failed")) << text << ", rank " << r;
+      EXPECT_TRUE(ranks.gradients[r] == before.gradients[r]) << text << ", rank " << r;
+    }
+  }
+}
+
+TEST_F(DeviceExchange, AStepBehindIsAMismatchOnAllWithoutHeaders) {
+  for (const char* text : {"randk:0.01", "int8@hierarchical"}) {
+    Ranks ranks = filled(4, 3000, DType::f32, Gen::gaussian);
+    const Ranks before = ranks;
+    const auto outcomes = exchange_on_devices(ranks, candidate_of(text), Feedback::none, 11, [](ExchangeArgs& args) {
+      args.shape.ranks_per_node = 2;
+      if (args.shape.rank == 1) args.seed.step = 10;
+    });
+    for (size_t r = 0; r < 4; ++r) {
+      EXPECT_EQ(outcomes[r].status.code(), StatusCode::peer_mismatch) << text << ": " << outcomes[r].why.text;
+      EXPECT_TRUE(ranks.gradients[r] == before.gradients[r]) << text << ", rank " << r;
+    }
+    if (candidate_of(text).exchange == Exchange::all_reduce) {
+      EXPECT_THAT(outcomes[1].why.text, AllOf(HasSubstr("ranks differ"), HasSubstr("rank 1 is at step 10")));
+    } else {
+      EXPECT_THAT(outcomes[3].why.text, HasSubstr("step: rank 0 is at step 10, rank 1 at step 11"))
+          << "in the numbers of the exchange between nodes";
+    }
+  }
+}
+
 // COL-7: other steps, other codecs.
 TEST_F(DeviceExchange, DifferencesBetweenRanksNameFieldAndBothValues) {
   for (const char* text : {"int8", "int8@all_gather"}) {
@@ -235,9 +294,14 @@ TEST_F(DeviceExchange, ArgumentsOfBothPlacesAreToldApart) {
   ExchangeMachine machine;
   EXPECT_EQ(machine.begin(args).code(), StatusCode::invalid_argument);
   EXPECT_THAT(machine.last_error(), HasSubstr("device"));
+  // A machine between nodes needs a place in host memory.
   args.shape.candidate = candidate_of("int8@hierarchical");
   args.shape.ranks_per_node = 1;
-  EXPECT_EQ(machine.begin(args).code(), StatusCode::unsupported);
+  ExchangeRecord record;
+  const DevicePlace place{{}, &record};
+  args.device = &place;
+  EXPECT_EQ(machine.begin(args).code(), StatusCode::invalid_argument);
+  EXPECT_THAT(machine.last_error(), HasSubstr("DevicePlace::between"));
 }
 
 TEST_F(DeviceExchange, MarksSplitTheTimeByParts) {

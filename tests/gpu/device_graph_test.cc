@@ -1,6 +1,7 @@
-// Calls captured in a CUDA graph: replayed, they read the step from the device and give what the same calls give alone.
+// Calls, and whole exchanges, captured in a CUDA graph: replayed, they read the step from the device and give what the
+// same calls give alone.
 #include "codecs/header.h"
-#include "tests/gpu/gpu_fixture.h"
+#include "tests/gpu/nccl_ranks.h"
 #include "tests/support/bytes_equal.h"
 #include "tests/support/gen.h"
 #include "tests/support/specs.h"
@@ -82,6 +83,69 @@ INSTANTIATE_TEST_SUITE_P(Codecs, DeviceGraph,
                                            "chunk-topk:8/1024", "chunk-topk:20/4096", "topk:0.01", "topk:0.05:bf16",
                                            "topk:0.02:int8", "chunk-topk:8/1024:int8", "randk:0.01"),
                          [](const auto& p) { return test_name(p.param); });
+
+class GraphExchange : public NcclRanks, public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(GraphExchange, ReplaysTakeOtherGradientsAndTheirStep) {
+  constexpr int kSize = 2;
+  constexpr size_t kCount = 3001;
+  constexpr uint32_t kSteps[] = {7, 8, 9};
+  const Candidate candidate = candidate_of(GetParam());
+  const Feedback feedback = candidate.codec.feedback ? Feedback::apply : Feedback::none;
+  const auto fill = [&](Ranks& ranks, uint32_t step) {
+    for (size_t r = 0; r < kSize; ++r)
+      ranks.gradients[r] = Gradient::of(Gen::gaussian, kCount, 10 * step + r, DType::f32);
+  };
+  // What thread ranks end with, step by step.
+  std::vector<Ranks> expected;
+  Ranks host(kSize, kCount, DType::f32);
+  for (const uint32_t step : kSteps) {
+    fill(host, step);
+    expect_all_ok(exchange(host, candidate, feedback, step, nodes_of(1)));
+    expected.push_back(host);
+  }
+
+  Ranks ranks(kSize, kCount, DType::f32);
+  fill(ranks, 0);
+  run_nccl_ranks(kSize, [&](Communicator& comm) {
+    const auto r = static_cast<size_t>(comm.rank());
+    ExchangeArgs args = ranks.args(comm.rank(), candidate, feedback, 0);
+    nodes_of(1)(args);
+    const NodeTiers tiers = tiers_of(comm, args.shape);
+    DeviceRank rank(args);
+    DeviceBuffer step_word(sizeof(uint32_t));
+    rank.place.step = step_word.as<uint32_t>();
+    auto* const stream = static_cast<cudaStream_t>(rank.place.stream.handle);
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    Message why;
+    ASSERT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    const Status captured = enqueue_exchange(comm, rank.args, kWatchdogSeconds, nullptr, &why, &tiers);
+    ASSERT_CUDA(cudaStreamEndCapture(stream, &graph));
+    ASSERT_TRUE(captured.ok()) << why.text;
+    ASSERT_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    for (size_t i = 0; i < std::size(kSteps); ++i) {
+      const Gradient g = Gradient::of(Gen::gaussian, kCount, 10 * kSteps[i] + r, DType::f32);
+      ASSERT_CUDA(cudaMemcpy(rank.gradient.data(), g.data(), kCount * sizeof(float), cudaMemcpyHostToDevice));
+      ASSERT_CUDA(cudaMemcpy(step_word.data(), &kSteps[i], sizeof(uint32_t), cudaMemcpyHostToDevice));
+      ASSERT_CUDA(cudaGraphLaunch(exec, stream));
+      ExchangeTimes times;
+      ASSERT_TRUE(rank.finish(comm, args, &times, &why).ok()) << why.text;
+      EXPECT_TRUE(bytes_equal(expected[i].gradients[r].data(), args.gradient.data, kCount * sizeof(float), 4))
+          << "step " << kSteps[i];
+      if (args.residual == nullptr) continue;
+      EXPECT_TRUE(bytes_equal(expected[i].residuals[r].data(), args.residual, kCount * sizeof(float), 4))
+          << "residual after step " << kSteps[i];
+    }
+    ASSERT_CUDA(cudaGraphExecDestroy(exec));
+    ASSERT_CUDA(cudaGraphDestroy(graph));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Exchanges, GraphExchange,
+                         ::testing::Values("int8:sr", "chunk-topk:8/1024", "topk:0.01", "int4:sr@all_gather",
+                                           "randk:0.05", "int8:sr@hierarchical"),
+                         [](const auto& at) { return test_name(at.param); });
 
 }  // namespace
 }  // namespace gradgate::test

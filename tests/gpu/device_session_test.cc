@@ -157,6 +157,23 @@ TEST_F(DeviceSession, TrainsToTheBytesOfThreadRanks) {
   }
 }
 
+TEST_F(DeviceSession, TrainsToTheBytesOfThreadRanksOverNodesAndSums) {
+  for (const char* text : {"chunk-topk:8/1024@hierarchical", "randk:0.1"}) {
+    const Candidate candidate = candidate_of(text);
+    Training what;
+    what.steps = 4;
+    what.flush_before = 2;
+    what.options = [&](SessionOptions& options) {
+      options.candidates = {&candidate, 1};
+      options.ranks_per_node = 2;
+    };
+    const auto device = on_devices(4, what), host = on_threads(4, what);
+    expect_same_bytes(device, host);
+    EXPECT_EQ(device[3].stats.compressed_buckets, 9u) << text;
+    EXPECT_EQ(device[3].stats.wire_bytes, host[3].stats.wire_bytes) << text;
+  }
+}
+
 TEST_F(DeviceSession, ScalesAndSkipsStepsAsThreadRanksDo) {
   Training what;
   what.codecs = {codec("chunk-topk:8/1024")};
@@ -235,6 +252,17 @@ TEST_F(DeviceSession, ProbesTheLinkByEvents) {
   const auto traces = on_devices(2, what);
   EXPECT_GT(traces[0].stats.gate_s, 0.0);
   EXPECT_EQ(traces[0].stats.steps, 3u);
+  // Two tiers: both are probed, and what is measured aside is a shard's work.
+  const Candidate candidates[] = {candidate_of("int8@hierarchical"), candidate_of("randk:0.1")};
+  what.codecs = {};
+  what.steps = 5;
+  what.options = [&](SessionOptions& options) {
+    options.candidates = candidates;
+    options.ranks_per_node = 1;
+  };
+  const auto tiers = on_devices(2, what);
+  EXPECT_GT(tiers[0].stats.gate_s, 0.0);
+  EXPECT_EQ(tiers[1].stats.steps, 5u);
 }
 
 TEST_F(DeviceSession, OffAndObserveAreThePlainSum) {
@@ -288,23 +316,33 @@ TEST_F(DeviceSession, RegroupedBucketsKeepTheirResiduals) {
 }
 
 TEST_F(DeviceSession, AVanishedRankIsNamedWithStepAndTime) {
-  run_nccl_ranks(2, [](Communicator& comm) {
-    auto session =
-        make_session(comm, Mode::on, {codec("int8")}, [](SessionOptions& options) { options.timeout_s = 0.5; });
-    ASSERT_TRUE(set_simple_layout(*session, {1000}).ok()) << session->last_error();
-    if (comm.rank() == 1) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(800));
-      return;
-    }
-    TestStream compute;
-    std::vector<float> g(1000, 1.0f);
-    DeviceBuffer gradient(g.data(), g.size() * 4);
-    ASSERT_TRUE(session->all_reduce(0, {gradient.data(), g.size(), DType::f32}, compute.get()).ok());
-    EXPECT_EQ(session->synchronize().code(), StatusCode::timeout);
-    EXPECT_THAT(session->last_error(), AllOf(HasSubstr("step 0"), HasSubstr("all_gather"), HasSubstr("0.5")));
-    EXPECT_EQ(session->all_reduce(0, {gradient.data(), g.size(), DType::f32}, compute.get()).code(),
-              StatusCode::bad_state);
-  });
+  // Also where it is the communicator of a node that waits: it must not keep the session from ending.
+  for (const char* text : {"int8", "int8@hierarchical"}) {
+    const Candidate candidate = candidate_of(text);
+    run_nccl_ranks(2, [&](Communicator& comm) {
+      auto session = make_session(comm, Mode::on, {}, [&](SessionOptions& options) {
+        options.candidates = {&candidate, 1};
+        options.ranks_per_node = 2;
+        options.timeout_s = 0.5;
+      });
+      ASSERT_TRUE(set_simple_layout(*session, {1000}).ok()) << session->last_error();
+      if (comm.rank() == 1) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(800));
+        return;
+      }
+      TestStream compute;
+      std::vector<float> g(1000, 1.0f);
+      DeviceBuffer gradient(g.data(), g.size() * 4);
+      ASSERT_TRUE(session->all_reduce(0, {gradient.data(), g.size(), DType::f32}, compute.get()).ok());
+      EXPECT_EQ(session->synchronize().code(), StatusCode::timeout) << text;
+      EXPECT_THAT(session->last_error(), AllOf(HasSubstr("step 0"), HasSubstr("0.5"))) << text;
+      if (candidate.exchange == Exchange::two_shot) {
+        EXPECT_THAT(session->last_error(), HasSubstr("all_gather"));
+      }
+      EXPECT_EQ(session->all_reduce(0, {gradient.data(), g.size(), DType::f32}, compute.get()).code(),
+                StatusCode::bad_state);
+    });
+  }
 }
 
 TEST_F(DeviceSession, SaysWhatItNeeds) {

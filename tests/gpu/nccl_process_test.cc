@@ -54,12 +54,13 @@ int run_child(int rank, int size, const Candidate& candidate, int id_in, const s
   std::unique_ptr<Communicator> comm;
   if (!make_nccl(id, rank, size, kWatchdogSeconds, &comm, &why).ok()) return 6;
   Ranks ranks = filled(size);
-  const ExchangeArgs host =
-      ranks.args(rank, candidate, candidate.codec.feedback ? Feedback::apply : Feedback::none, kStep);
+  ExchangeArgs host = ranks.args(rank, candidate, candidate.codec.feedback ? Feedback::apply : Feedback::none, kStep);
+  nodes_of(2)(host);
   {
+    const NodeTiers tiers = tiers_of(*comm, host.shape);
     DeviceRank device(host);
     ExchangeTimes times;
-    if (!enqueue_exchange(*comm, device.args, kWatchdogSeconds, nullptr, &why).ok()) return 7;
+    if (!enqueue_exchange(*comm, device.args, kWatchdogSeconds, nullptr, &why, &tiers).ok()) return 7;
     if (!device.finish(*comm, host, &times, &why).ok()) return 8;
   }
   return write_all(result, host.gradient.data, kCount * sizeof(float)) ? 0 : 9;
@@ -89,7 +90,8 @@ void expect_same_as_threads(int size, const char* text) {
   }
   for (const auto& pipe_ends : results) close(pipe_ends[1]);
   Ranks expected = filled(size);
-  expect_all_ok(exchange(expected, candidate, candidate.codec.feedback ? Feedback::apply : Feedback::none, kStep));
+  expect_all_ok(
+      exchange(expected, candidate, candidate.codec.feedback ? Feedback::apply : Feedback::none, kStep, nodes_of(2)));
   bool skipped = false;
   for (size_t r = 0; r < n; ++r) {
     std::vector<float> got(kCount);
@@ -112,8 +114,10 @@ void expect_same_as_threads(int size, const char* text) {
 TEST(NcclProcesses, EndWithTheBytesOfThreadRanks) {
   expect_same_as_threads(2, "int8");
   if (HasFatalFailure() || IsSkipped()) return;
+  expect_same_as_threads(2, "randk:0.05");
   expect_same_as_threads(3, "chunk-topk:8/1024");
   expect_same_as_threads(4, "int4@all_gather");
+  expect_same_as_threads(4, "int8@hierarchical");
 }
 
 }  // namespace

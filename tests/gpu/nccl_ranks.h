@@ -72,6 +72,7 @@ struct DeviceRank {
   DeviceBuffer gradient, residual, workspace, record;
   TestStream stream;
   DevicePlace place;
+  ExchangeMachine between;
 
   /// `host`: the arguments as for the CPU; its gradient and residual are copied in.
   explicit DeviceRank(const ExchangeArgs& host)
@@ -85,6 +86,7 @@ struct DeviceRank {
     args.workspace = {workspace.data(), workspace.size()};
     place.stream = stream.get();
     place.record = record.as<ExchangeRecord>();
+    place.between = &between;
     args.device = &place;
     const ExchangeRecord empty;
     EXPECT_EQ(cudaMemcpy(record.data(), &empty, sizeof empty, cudaMemcpyHostToDevice), cudaSuccess);
@@ -119,8 +121,9 @@ inline std::vector<Outcome> exchange_on_devices(Ranks& ranks, const Candidate& c
     ExchangeArgs args = ranks.args(comm.rank(), candidate, feedback, step);
     if (change) change(args);
     Outcome& outcome = outcomes[static_cast<size_t>(comm.rank())];
+    const NodeTiers tiers = tiers_of(comm, args.shape);
     DeviceRank rank(args);
-    outcome.status = enqueue_exchange(comm, rank.args, kWatchdogSeconds, nullptr, &outcome.why);
+    outcome.status = enqueue_exchange(comm, rank.args, kWatchdogSeconds, nullptr, &outcome.why, &tiers);
     if (outcome.status.ok()) outcome.status = rank.finish(comm, args, &outcome.times, &outcome.why);
   });
   return outcomes;

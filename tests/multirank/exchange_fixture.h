@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstring>
+#include <stdexcept>
 #include <vector>
 
 #include "codecs/reference.h"
@@ -46,6 +47,21 @@ struct Ranks {
   std::vector<std::vector<float>> residuals;
 };
 
+/// A change of arguments: nodes of so many ranks, for hierarchical exchanges.
+inline std::function<void(ExchangeArgs&)> nodes_of(int per_node) {
+  return [per_node](ExchangeArgs& args) { args.shape.ranks_per_node = per_node; };
+}
+
+/// The communicators of a hierarchical exchange; none for the others.
+inline NodeTiers tiers_of(Communicator& comm, const ExchangeShape& shape) {
+  NodeTiers tiers;
+  Message why;
+  if (shape.candidate.exchange == Exchange::hierarchical &&
+      !split_nodes(comm, shape.ranks_per_node, kWatchdogSeconds, &tiers, &why).ok())
+    throw std::runtime_error(why.text);
+  return tiers;
+}
+
 /// Runs one exchange on all ranks, from a workspace of any alignment; `change` may alter a rank's arguments before.
 inline std::vector<Outcome> exchange(Ranks& ranks, const Candidate& candidate, Feedback feedback, uint32_t step,
                                      const std::function<void(ExchangeArgs&)>& change = {}) {
@@ -53,10 +69,11 @@ inline std::vector<Outcome> exchange(Ranks& ranks, const Candidate& candidate, F
   run_ranks(ranks.size(), [&](Communicator& comm) {
     ExchangeArgs args = ranks.args(comm.rank(), candidate, feedback, step);
     if (change) change(args);
+    const NodeTiers tiers = tiers_of(comm, args.shape);
     std::vector<std::byte> workspace(exchange_workspace_bytes(args.shape) + 1);
     args.workspace = Bytes(workspace).subspan(1);
     Outcome& outcome = outcomes[static_cast<size_t>(comm.rank())];
-    outcome.status = run_exchange(comm, args, kWatchdogSeconds, {}, &outcome.times, &outcome.why);
+    outcome.status = run_exchange(comm, args, kWatchdogSeconds, {}, &outcome.times, &outcome.why, &tiers);
   });
   return outcomes;
 }

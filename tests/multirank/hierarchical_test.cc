@@ -21,19 +21,10 @@ constexpr Shape kShapes[] = {{2, 2}, {2, 3}, {4, 2}, {1, 3}, {3, 1}};
 /// One hierarchical exchange on all ranks; `change` may alter a rank's arguments.
 std::vector<Outcome> two_tiers(Ranks& ranks, const Candidate& candidate, int per_node, Feedback feedback, uint32_t step,
                                const std::function<void(ExchangeArgs&)>& change = {}) {
-  std::vector<Outcome> outcomes(ranks.gradients.size());
-  run_ranks(ranks.size(), [&](Communicator& comm) {
-    Outcome& outcome = outcomes[static_cast<size_t>(comm.rank())];
-    NodeTiers tiers;
-    ASSERT_TRUE(split_nodes(comm, per_node, kWatchdogSeconds, &tiers, &outcome.why).ok()) << outcome.why.text;
-    ExchangeArgs args = ranks.args(comm.rank(), candidate, feedback, step);
+  return exchange(ranks, candidate, feedback, step, [&](ExchangeArgs& args) {
     args.shape.ranks_per_node = per_node;
     if (change) change(args);
-    std::vector<std::byte> workspace(exchange_workspace_bytes(args.shape) + 1);
-    args.workspace = Bytes(workspace).subspan(1);
-    outcome.status = run_exchange(comm, args, kWatchdogSeconds, {}, &outcome.times, &outcome.why, &tiers);
   });
-  return outcomes;
 }
 
 void expect_equal_everywhere(const Ranks& ranks) {
