@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <optional>
 
 #include "integration/cli/context.h"
 #include "integration/cli/demo_runs.h"
@@ -22,17 +23,29 @@ constexpr double kSameTolerance = 0.05;
 
 struct DemoOptions {
   DemoSetup setup;
-  std::vector<std::string> links = {"none", "10gbit", "1gbit"};
+  std::optional<std::vector<std::string>> links;  ///< as given
   bool quick = false;
+  Device device = Device::cpu;
   OutputOptions output;
 };
 
 std::string percent(double share) { return format_number(100 * share, 3) + " %"; }
 std::string ms(double seconds) { return format_number(1e3 * seconds, 3); }
 
-std::string link_title(const std::string& text) {
-  return text == "none" ? "no link: the thread ranks share this machine's memory"
-                        : describe_link(parse_link("--links", text));
+std::string link_title(const DemoOptions& o, const std::string& text) {
+  if (text != "none") return describe_link(parse_link("--links", text));
+  return o.device == Device::cuda ? "no emulated link: NCCL's, between the ranks' devices"
+                                  : "no link: the thread ranks share this machine's memory";
+}
+
+/// The links to show: as given, else by the other options.
+std::vector<std::string> links_of(const DemoOptions& o) {
+  using List = std::vector<std::string>;
+  if (o.device == Device::cpu)
+    return o.links.value_or(o.quick ? List{"none", "1gbit"} : List{"none", "10gbit", "1gbit"});
+  if (o.links && *o.links != List{"none"})
+    throw UsageError("--links: emulates links between ranks of host memory; with --device cuda only 'none'");
+  return {"none"};
 }
 
 /// The fastest fixed choice, as an index into setup.codecs.
@@ -71,7 +84,7 @@ std::string meaning(const DemoSetup& setup, const LinkResult& result, double den
 
 void print_link(const DemoOptions& o, const std::string& link, const LinkResult& result,
                 const std::vector<TrainingResult>& trained) {
-  std::string text = comment("") + comment(link_title(link));
+  std::string text = comment("") + comment(link_title(o, link));
   Table table({{"reduction", "", 18, true},
                {"step", "ms", 8},
                {"10 %", "ms", 8},
@@ -118,8 +131,10 @@ int run_demo(const Context& context, const OptionSet& options, DemoOptions o) {
   if (o.quick) {
     o.setup.recipe.steps = std::min<uint64_t>(o.setup.recipe.steps, 90);
     o.setup.rounds = 1;
-    o.links = {"none", "1gbit"};
   }
+  const std::vector<std::string> links = links_of(o);
+  const std::unique_ptr<Ranks> ranks = Ranks::open("--ranks", o.setup.ranks, o.device);
+  const std::string where = ranks->description({});
   Progress progress;
   std::string shown;
   const DemoProgress on_progress = [&](const std::string& what, double fraction) {
@@ -127,15 +142,19 @@ int run_demo(const Context& context, const OptionSet& options, DemoOptions o) {
   };
 
   const auto& s = o.setup;
-  o.output.print(comment("gradgate demo on " + machine_text()) +
-                 comment(std::to_string(s.ranks) +
-                         " ranks as threads train one network on 1,797 handwritten digits (UCI, CC BY 4.0), " +
-                         std::to_string(s.recipe.steps) + " steps, seed " + std::to_string(s.seed) + ".") +
-                 comment("Every rank sees other digits, so what a codec loses matters. Links are emulated: a "
-                         "collective lasts as long as the") +
-                 comment("model of that link says. A step is gradient + reduction + update, the slowest rank; median "
-                         "of interleaved windows."));
-  const auto trained = train_per_codec(s, on_progress);
+  o.output.print(
+      comment("gradgate demo on " + machine_text()) +
+      comment(std::to_string(s.ranks) +
+              " ranks as threads train one network on 1,797 handwritten digits (UCI, CC BY 4.0), " +
+              std::to_string(s.recipe.steps) + " steps, seed " + std::to_string(s.seed) + ".") +
+      (o.device == Device::cuda ? comment(where) : "") +
+      comment("Every rank sees other digits, so what a codec loses matters. " +
+              std::string(o.device == Device::cuda ? "Gradients are copied to the device, reduced there\n"
+                                                     "and copied back; the network stays on the CPU."
+                                                   : "Links are emulated: a collective lasts as long as the\n"
+                                                     "model of that link says.") +
+              " A step is gradient + reduction + update, the slowest rank; median of interleaved windows."));
+  const auto trained = train_per_codec(*ranks, s, on_progress);
 
   Json results = Json::object();
   results["training"] = Json::array();
@@ -148,11 +167,11 @@ int run_demo(const Context& context, const OptionSet& options, DemoOptions o) {
                                    {"replicas_equal", t.replicas_equal}});
   }
   results["links"] = Json::array();
-  for (const std::string& link : o.links) {
+  for (const std::string& link : links) {
     shown = link == "none" ? "" : "link " + link + ": ";
-    LinkSpec spec;
-    if (link != "none") spec = parse_link("--links", link).link;
-    const LinkResult result = run_link(s, link == "none" ? nullptr : &spec, on_progress);
+    std::optional<NamedLink> emulated;
+    if (link != "none") emulated = parse_link("--links", link);
+    const LinkResult result = run_link(*ranks, s, emulated, on_progress);
     progress.clear();
     print_link(o, link, result, trained);
     wrong = wrong || !result.replicas_equal;
@@ -178,6 +197,7 @@ int run_demo(const Context& context, const OptionSet& options, DemoOptions o) {
                                 {"meaning", meaning(s, result, trained[0].accuracy)}});
   }
   Json json = report_header("demo", context, options);
+  json["ranks"] = where;
   json["results"] = results;
   o.output.finish(json);
   return wrong ? kExitFailed : kExitOk;
@@ -191,7 +211,8 @@ void add_demo(CLI::App& program, Context& context) {
                   "Examples:\n"
                   "  gradgate demo                      about a minute\n"
                   "  gradgate demo --quick              two links, fewer steps\n"
-                  "  gradgate demo --links 100gbit:10us,ib-ndr --json");
+                  "  gradgate demo --links 100gbit:10us,ib-ndr --json\n"
+                  "  gradgate demo --device cuda        the same with codecs and exchanges on a GPU");
   auto o = std::make_shared<DemoOptions>();
   OptionSet& options = *command.options;
   options.add("--steps", std::to_string(o->setup.recipe.steps), "N", "training steps, 20 … 100000",
@@ -207,14 +228,17 @@ void add_demo(CLI::App& program, Context& context) {
               });
   options.add("--seed", std::to_string(o->setup.seed), "N", "seed of the parameters and of the order of the images",
               [o](const std::string& option, const std::string& text) { o->setup.seed = parse_count(option, text); });
-  options.add("--links", "none,10gbit,1gbit", "LINK,…",
-              "links to emulate, 'none' for the bare ranks; " + link_grammar(),
-              [o](const std::string& option, const std::string& text) {
-                o->links = split_list(option, text);
-                for (const std::string& link : o->links)
-                  if (link != "none") parse_link(option, link);
-              });
-  options.flag("--quick", "90 steps, one round, no link and 1gbit only", &o->quick);
+  options.add(
+      "--links", "", "LINK,…",
+      "links to emulate, 'none' for the bare ranks [none,10gbit,1gbit; with --quick none,1gbit; on devices none]; " +
+          link_grammar(),
+      [o](const std::string& option, const std::string& text) {
+        o->links = split_list(option, text);
+        for (const std::string& link : *o->links)
+          if (link != "none") parse_link(option, link);
+      });
+  options.flag("--quick", "90 steps and one round", &o->quick);
+  add_device_option(options, &o->device);
   o->output.add_to(options);
   const OptionSet* set = command.options.get();
   command.run = [&context, set, o] { return run_demo(context, *set, *o); };

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <mutex>
-#include <thread>
 
 #include "integration/cli/error.h"
 
@@ -14,38 +12,10 @@ double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/// Runs `body(rank)` on one thread per rank; the first error (by rank) is thrown when all threads have ended. A body
-/// that throws aborts the group, so that nobody waits for it.
-void on_ranks(ThreadGroup& group, const std::function<void(int)>& body) {
-  std::vector<std::string> errors(static_cast<size_t>(group.size()));
-  std::vector<std::thread> threads;
-  std::mutex first;
-  std::string cause;
-  for (int r = 0; r < group.size(); ++r) {
-    threads.emplace_back([&, r] {
-      try {
-        body(r);
-      } catch (const std::exception& e) {
-        {
-          const std::lock_guard lock(first);
-          if (cause.empty()) cause = "rank " + std::to_string(r) + ": " + e.what();
-        }
-        group.rank(r).abort();
-      }
-    });
-  }
-  for (std::thread& t : threads) t.join();
-  if (!cause.empty()) throw RunError(cause);
-}
-
-void check(const Status& status, const char* text) {
-  if (!status.ok()) throw RunError(text != nullptr && text[0] != '\0' ? text : status.message());
-}
-
-std::unique_ptr<ThreadGroup> make_group(int ranks) {
-  std::unique_ptr<ThreadGroup> group;
-  check(ThreadGroup::create(ranks, &group), "");
-  return group;
+/// Throws RunError, "rank 1: …", where `status` is not ok.
+void check(const Status& status, const Communicator& comm, const char* text) {
+  if (!status.ok())
+    throw RunError("rank " + std::to_string(comm.rank()) + ": " + (text[0] != '\0' ? text : status.message()));
 }
 
 std::vector<CodecSpec> parse_specs(const std::vector<std::string>& texts) {
@@ -53,7 +23,7 @@ std::vector<CodecSpec> parse_specs(const std::vector<std::string>& texts) {
   for (const std::string& text : texts) {
     CodecSpec spec;
     Message why;
-    check(parse_codec(text, &spec, &why), why.text);
+    if (!parse_codec(text, &spec, &why).ok()) throw RunError(text + ": " + why.text);
     specs.push_back(spec);
   }
   return specs;
@@ -69,22 +39,69 @@ std::unique_ptr<Session> make_session(Communicator& comm, const DemoSetup& setup
   options.timeout_s = setup.timeout_s;
   std::unique_ptr<Session> session;
   Message why;
-  check(Session::create(comm, options, &session, &why), why.text);
+  check(Session::create(comm, options, &session, &why), comm, why.text);
   std::vector<ParamSlice> slices;
   for (const digits::ParameterSlice& p : trainer.parameters())
     slices.push_back({static_cast<uint64_t>(p.id), p.offset, p.count});
   const BucketLayout bucket{DType::f32, slices};
-  check(session->set_layout({&bucket, 1}), session->last_error());
+  check(session->set_layout({&bucket, 1}), comm, session->last_error());
   return session;
 }
 
-/// One step: gradient, average, update.
-void train_step(digits::Trainer& trainer, Session& session, uint64_t step) {
-  trainer.compute_gradient(step);
-  const std::span<float> gradient = trainer.gradient();
-  check(session.all_reduce(0, {gradient.data(), gradient.size(), DType::f32}), session.last_error());
-  trainer.apply(gradient);
-}
+/// The network of one rank, and where its gradient is reduced: in host memory, or, over a communicator of devices, in a
+/// copy in device memory.
+class RankTraining {
+ public:
+  RankTraining(Communicator& comm, const DemoSetup& setup)
+      : comm_(comm),
+        timeout_s_(setup.timeout_s),
+        trainer_(static_cast<size_t>(comm.rank()), static_cast<size_t>(comm.size()), setup.seed, setup.recipe) {
+    if (comm.on_device()) device_.emplace(trainer_.gradient().size_bytes());
+  }
+
+  digits::Trainer& trainer() { return trainer_; }
+
+  /// One step: gradient, average, update.
+  void step(Session& session, uint64_t step) {
+    trainer_.compute_gradient(step);
+    const std::span<float> gradient = trainer_.gradient();
+    if (device_) {
+      reduce_on_device(session, gradient);
+    } else {
+      check(session.all_reduce(0, {gradient.data(), gradient.size(), DType::f32}), comm_, session.last_error());
+    }
+    trainer_.apply(gradient);
+  }
+
+ private:
+  struct OnDevice {
+    explicit OnDevice(size_t bytes) : gradient(bytes) {}
+    DeviceStream stream;
+    DeviceMemory gradient;
+  };
+
+  void reduce_on_device(Session& session, std::span<float> gradient) {
+    const Stream stream = device_->stream.get();
+    const auto copy = [&](void* to, const void* from) {
+      require_cuda_ok(require_cuda().copy(to, from, gradient.size_bytes(), stream.handle), "a copy");
+    };
+    const auto wait = [&] {
+      require(comm_.wait(stream, Deadline::after(timeout_s_)), comm_, "waiting for the gradient");
+    };
+    copy(device_->gradient.data(), gradient.data());
+    check(session.all_reduce(0, {device_->gradient.data(), gradient.size(), DType::f32}, stream), comm_,
+          session.last_error());
+    check(session.join(stream), comm_, session.last_error());
+    wait();  // before the copy, which would wait in CUDA, where no deadline ends it
+    copy(gradient.data(), device_->gradient.data());
+    wait();
+  }
+
+  Communicator& comm_;
+  double timeout_s_;
+  digits::Trainer trainer_;
+  std::optional<OnDevice> device_;
+};
 
 StepTime summarize(std::vector<double> seconds) {
   StepTime t;
@@ -106,7 +123,7 @@ bool all_equal(const std::vector<uint64_t>& hashes) {
 
 }  // namespace
 
-std::vector<TrainingResult> train_per_codec(const DemoSetup& setup, const DemoProgress& progress) {
+std::vector<TrainingResult> train_per_codec(Ranks& ranks, const DemoSetup& setup, const DemoProgress& progress) {
   const std::vector<CodecSpec> specs = parse_specs(setup.codecs);
   std::vector<TrainingResult> results;
   for (size_t c = 0; c < specs.size(); ++c) {
@@ -114,16 +131,18 @@ std::vector<TrainingResult> train_per_codec(const DemoSetup& setup, const DemoPr
     TrainingResult result;
     result.codec = setup.codecs[c];
     std::vector<uint64_t> hashes(static_cast<size_t>(setup.ranks));
-    const auto group = make_group(setup.ranks);
-    on_ranks(*group, [&](int r) {
-      digits::Trainer trainer(static_cast<size_t>(r), static_cast<size_t>(setup.ranks), setup.seed, setup.recipe);
-      const auto session = make_session(group->rank(r), setup, dense ? Mode::off : Mode::on, {&specs[c], 1}, trainer);
+    ranks.run({}, [&](Communicator& comm, Communicator&) {
+      const int r = comm.rank();
+      RankTraining training(comm, setup);
+      digits::Trainer& trainer = training.trainer();
+      const auto session = make_session(comm, setup, dense ? Mode::off : Mode::on, {&specs[c], 1}, trainer);
       for (uint64_t step = 0; step < setup.recipe.steps; ++step) {
-        train_step(trainer, *session, step);
+        training.step(*session, step);
         if (r == 0 && step % 10 == 0)
           progress("training with " + result.codec,
                    static_cast<double>(step) / static_cast<double>(setup.recipe.steps));
       }
+      check(session->synchronize(), comm, session->last_error());
       hashes[static_cast<size_t>(r)] = trainer.weights_hash();
       if (r == 0) {
         result.accuracy = trainer.accuracy();
@@ -137,28 +156,27 @@ std::vector<TrainingResult> train_per_codec(const DemoSetup& setup, const DemoPr
   return results;
 }
 
-LinkResult run_link(const DemoSetup& setup, const LinkSpec* link, const DemoProgress& progress) {
+LinkResult run_link(Ranks& ranks, const DemoSetup& setup, const std::optional<NamedLink>& link,
+                    const DemoProgress& progress) {
   const std::vector<CodecSpec> specs = parse_specs(setup.codecs);
-  const size_t ranks = static_cast<size_t>(setup.ranks), configs = specs.size() + 1;  // the last one is auto
+  const size_t size = static_cast<size_t>(setup.ranks), configs = specs.size() + 1;  // the last one is auto
   LinkResult result;
-  std::vector<uint64_t> hashes(ranks);
+  std::vector<uint64_t> hashes(size);
   // seconds[config][sample][rank]; every rank writes its own column.
   const size_t samples = static_cast<size_t>(setup.rounds) * static_cast<size_t>(setup.window - kWindowDiscard);
-  std::vector<double> seconds(configs * samples * ranks);
-  const auto group = make_group(setup.ranks);
+  std::vector<double> seconds(configs * samples * size);
 
-  on_ranks(*group, [&](int r) {
-    std::unique_ptr<Communicator> shaped;
-    if (link != nullptr) check(make_shaped(group->rank(r), *link, ClockKind::real, &shaped), "");
-    Communicator& comm = link != nullptr ? *shaped : group->rank(r);
-    digits::Trainer trainer(static_cast<size_t>(r), ranks, setup.seed, setup.recipe);
+  ranks.run({.link = link}, [&](Communicator& comm, Communicator& plain) {
+    const int r = comm.rank();
+    RankTraining training(comm, setup);
+    digits::Trainer& trainer = training.trainer();
 
     // The training under the gate: start-up, verification and hold are part of it.
     const auto automatic = make_session(comm, setup, Mode::automatic, specs, trainer);
     const double start = seconds_now();
     int settled = -1;
     for (uint64_t step = 0; step < setup.recipe.steps; ++step) {
-      train_step(trainer, *automatic, step);
+      training.step(*automatic, step);
       if (settled < 0 && std::string_view(automatic->phase()) == "hold") {
         settled = static_cast<int>(step) + 1;
         if (r == 0) result.settle_s = seconds_now() - start;
@@ -166,6 +184,7 @@ LinkResult run_link(const DemoSetup& setup, const LinkSpec* link, const DemoProg
       if (r == 0 && step % 10 == 0)
         progress("training under the gate", 0.6 * static_cast<double>(step) / static_cast<double>(setup.recipe.steps));
     }
+    check(automatic->synchronize(), comm, automatic->last_error());
     hashes[static_cast<size_t>(r)] = trainer.weights_hash();
     if (r == 0) {
       result.accuracy = trainer.accuracy();
@@ -186,13 +205,13 @@ LinkResult run_link(const DemoSetup& setup, const LinkSpec* link, const DemoProg
       for (size_t c = 0; c < configs; ++c) {
         Session& session = c < specs.size() ? *sessions[c] : *automatic;
         for (int i = 0; i < setup.window; ++i, ++step) {
-          check(comm.barrier({}, Deadline::after(setup.timeout_s)), comm.last_error());
+          require(plain.barrier({}, Deadline::after(setup.timeout_s)), plain, "barrier");
           const double before = seconds_now();
-          train_step(trainer, session, step);
+          training.step(session, step);
           const double took = seconds_now() - before;
           if (i < kWindowDiscard) continue;
           const size_t sample = static_cast<size_t>(round * (setup.window - kWindowDiscard) + i - kWindowDiscard);
-          seconds[(c * samples + sample) * ranks + static_cast<size_t>(r)] = took;
+          seconds[(c * samples + sample) * size + static_cast<size_t>(r)] = took;
         }
         if (r == 0)
           progress("timing " + (c < specs.size() ? setup.codecs[c] : std::string("auto")),
@@ -206,8 +225,8 @@ LinkResult run_link(const DemoSetup& setup, const LinkSpec* link, const DemoProg
   for (size_t c = 0; c < configs; ++c) {
     std::vector<double> slowest;
     for (size_t s = 0; s < samples; ++s) {
-      const auto* row = &seconds[(c * samples + s) * ranks];
-      slowest.push_back(*std::max_element(row, row + ranks));
+      const auto* row = &seconds[(c * samples + s) * size];
+      slowest.push_back(*std::max_element(row, row + size));
     }
     (c < specs.size() ? result.fixed.emplace_back() : result.automatic) = summarize(std::move(slowest));
   }

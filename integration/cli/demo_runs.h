@@ -1,14 +1,16 @@
-// The runs behind `gradgate demo`: the digits training over thread ranks, once per codec for accuracy, and per link for
-// step times. No printing.
+// The runs behind `gradgate demo`: the digits training over ranks as threads, once per codec for accuracy, and per link
+// for step times. No printing.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "examples/digits/trainer.h"
 #include "gradgate/gradgate.h"
+#include "integration/cli/ranks.h"
 
 namespace gradgate::cli {
 
@@ -35,8 +37,9 @@ struct TrainingResult {
   double wire_ratio = 1;        ///< gradient bytes ÷ bytes that were sent in their place
   bool replicas_equal = false;  ///< the parameters of all ranks ended bit-identical
 };
-/// One training per codec, unshaped. Throws RunError with the session's message when a rank fails.
-std::vector<TrainingResult> train_per_codec(const DemoSetup& setup, const DemoProgress& progress);
+/// One training per codec, unshaped. Over ranks on devices (Ranks::open) a gradient is reduced in device memory: copied
+/// there, reduced, copied back. Throws RunError with rank and message when a rank fails.
+std::vector<TrainingResult> train_per_codec(Ranks& ranks, const DemoSetup& setup, const DemoProgress& progress);
 
 /// Seconds of a step: median with the 10 % and 90 % quantiles, of the MAX over ranks.
 struct StepTime {
@@ -55,8 +58,9 @@ struct LinkResult {
   double gate_s = 0;     ///< probing, shadow measurements and agreements of that training
   double settle_s = 0;   ///< wall time of the steps before hold
 };
-/// Trains under auto on the link (null: the thread ranks as they are), then times all codecs and auto in interleaved
-/// windows.
-LinkResult run_link(const DemoSetup& setup, const LinkSpec* link, const DemoProgress& progress);
+/// Trains under auto on the link (without one: the ranks as they are), then times all codecs and auto in interleaved
+/// windows. Throws as train_per_codec().
+LinkResult run_link(Ranks& ranks, const DemoSetup& setup, const std::optional<NamedLink>& link,
+                    const DemoProgress& progress);
 
 }  // namespace gradgate::cli

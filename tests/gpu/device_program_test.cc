@@ -45,6 +45,24 @@ TEST_F(DeviceProgram, AllReduceRunsOverNodes) {
   for (const auto& result : json.at("results")) EXPECT_EQ(result.at("wrong"), 0) << result;
 }
 
+// The shortest training: what it shows is that gradients go through the device, and that all ranks end alike.
+TEST_F(DeviceProgram, DemoTrainsWithExchangesOnTheDevice) {
+  const Finished run = run_program("demo --device cuda --quick --steps 20 --ranks 2 --json");
+  ASSERT_EQ(run.code, 0) << run.err;
+  const auto json = strict_json(run.out);
+  EXPECT_THAT(json.at("ranks").get<std::string>(), HasSubstr("2 ranks over NCCL 2."));
+  const auto& training = json.at("results").at("training");
+  ASSERT_EQ(training.size(), 4u);
+  for (const auto& codec : training) EXPECT_TRUE(codec.at("replicas_equal").get<bool>()) << codec;
+  EXPECT_EQ(training[0].at("ratio"), 1.0);
+  EXPECT_GT(training[2].at("ratio"), 3.5) << training[2];
+  const auto& links = json.at("results").at("links");
+  ASSERT_EQ(links.size(), 1u);
+  EXPECT_EQ(links[0].at("link"), "none");
+  EXPECT_TRUE(links[0].at("replicas_equal").get<bool>());
+  EXPECT_EQ(links[0].at("fixed").size(), 4u);
+}
+
 TEST_F(DeviceProgram, CalibrateMeasuresLinkAndKernels) {
   // The emulator's network has no speed of its own: a fit may be refused, and is then said to be.
   const Finished run = run_program(
@@ -71,6 +89,9 @@ TEST_F(DeviceProgram, RefusesWhatADeviceDoesNotDoByName) {
   Finished run = run_program("allreduce --device cuda --link 1gbit --ranks 2");
   EXPECT_EQ(run.code, 2);
   EXPECT_THAT(run.err, HasSubstr("--link"));
+  run = run_program("demo --device cuda --links 1gbit");
+  EXPECT_EQ(run.code, 2);
+  EXPECT_THAT(run.err, HasSubstr("--links"));
   run = run_program("bench --device cuda --floors");
   EXPECT_EQ(run.code, 2);
   EXPECT_THAT(run.err, HasSubstr("--floors"));
