@@ -22,7 +22,7 @@ struct Arguments {
 };
 
 int run_on_device(const Arguments& arguments, BenchSetup setup, CodecList codecs, const Context& context, const OptionSet& options) {
-  if (arguments.floors || setup.peers) throw UsageError(std::string(arguments.floors ? "--floors" : "--peers") + ": measures the CPU, not with --device cuda");
+  if (arguments.floors) throw UsageError("--floors: measures the CPU, not with --device cuda");
   require_cuda();
   codecs.restrict_to_device(setup.dtype, false);
   setup.codecs = codecs.codecs;
@@ -91,7 +91,7 @@ void add_bench(CLI::App& program, Context& context) {
   options.add("--threads", "1", "N", "threads of the codec, pinned; thread ranks use 1", count_into(&arguments->setup.threads, 1, 1024));
   options.add("--ranks", "4", "N", "ranks of the exchange that the break-even bandwidth is for", count_into(&arguments->setup.ranks, 1, 1024));
   options.flag("--floors", "print time over the read and axpy floors of the same run, beside the goals", &arguments->floors);
-  options.flag("--peers", "also time std::nth_element, and torch.topk and its casts where there is torch", &arguments->setup.peers);
+  options.flag("--peers", "also time std::nth_element, and torch.topk and its casts where there is torch; with --device cuda those on the device", &arguments->setup.peers);
   options.add("--python", "python3", "PATH", "Python with torch, for --peers",
               [arguments](const std::string&, const std::string& text) { arguments->setup.python = text; });
   add_device_option(options, &arguments->device);

@@ -55,6 +55,11 @@ class DeviceBench {
         measure_codec(keep, round == 0, &result.codecs[c]);
       }
     }
+    if (setup_.peers) {
+      progress_.show("peers: torch");
+      const std::span<const float> floats{reinterpret_cast<const float*>(host_.data()), setup_.count};
+      result.peers = torch_peers({setup_.python, Device::cuda, setup_.rounds}, floats, expected_sums(floats), &result.peers_note);
+    }
     progress_.clear();
     return result;
   }
@@ -161,12 +166,15 @@ DeviceBenchResult run_device_bench(const BenchSetup& setup, Progress& progress) 
 uint64_t wrong_values(const DeviceBenchResult& result) {
   uint64_t wrong = 0;
   for (const DeviceCodecTimes& times : result.codecs) wrong += times.wrong;
+  for (const PeerTimes& peer : result.peers) wrong += peer.wrong;
   return wrong;
 }
 
 std::string device_bench_table(const BenchSetup& setup, const DeviceBenchResult& result) {
   const double bytes = static_cast<double>(setup.count * dtype_bytes(setup.dtype));
   const auto gb_per_s = [&](const std::vector<double>& seconds) { return seconds.empty() || median(seconds) <= 0 ? std::string("-") : format_number(bytes / median(seconds) / 1e9, 3); };
+  const double copy_s = median(result.copy_s);
+  const auto over_copy = [&](const std::vector<double>& seconds) { return seconds.empty() ? std::string("-") : format_number(median(seconds) / copy_s, 3); };  // not of the same rounds
   std::string text = comment("gradgate bench --device cuda: codecs as kernels, times by events, every result compared with the CPU's\n" + result.device + "\n" +
                              std::to_string(setup.count) + " " + dtype_name(setup.dtype) + " elements (" + format_size(setup.count * dtype_bytes(setup.dtype)) + "), medians of " +
                              std::to_string(setup.rounds) + " interleaved rounds; copy within the device " + gb_per_s(result.copy_s) +
@@ -176,6 +184,10 @@ std::string device_bench_table(const BenchSetup& setup, const DeviceBenchResult&
   for (const DeviceCodecTimes& times : result.codecs) {
     text += table.row({times.codec.text, format_number(bytes / static_cast<double>(times.payload), 3), gb_per_s(times.encode_s), times_floor(times.encode_s, result.copy_s), gb_per_s(times.encode_feedback_s),
                        times_floor(times.encode_feedback_s, result.copy_s), gb_per_s(times.decode_s), times_floor(times.decode_s, result.copy_s), std::to_string(times.wrong)});
+  }
+  if (setup.peers) text += comment("peers on the same gradient, results compared: " + result.peers_note);
+  for (const PeerTimes& peer : result.peers) {
+    text += table.row({peer.name, "-", gb_per_s(peer.encode_s), over_copy(peer.encode_s), "-", "-", gb_per_s(peer.decode_s), over_copy(peer.decode_s), std::to_string(peer.wrong)});
   }
   const uint64_t wrong = wrong_values(result);
   return text + comment("Out of bounds values : " + std::to_string(wrong) + (wrong == 0 ? " OK" : " FAILED"));
@@ -195,6 +207,11 @@ Json device_bench_json(const BenchSetup& setup, const DeviceBenchResult& result)
                               {"decode_s", seconds(times.decode_s)},
                               {"decode_over_copy", over_copy(times.decode_s)},
                               {"wrong", times.wrong}});
+  }
+  if (setup.peers) {
+    json["peers_note"] = result.peers_note;
+    json["peers"] = Json::array();
+    for (const PeerTimes& peer : result.peers) json["peers"].push_back({{"name", peer.name}, {"encode_s", seconds(peer.encode_s)}, {"decode_s", seconds(peer.decode_s)}, {"wrong", peer.wrong}});
   }
   json["wrong"] = wrong_values(result);
   return json;

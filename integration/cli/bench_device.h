@@ -16,9 +16,11 @@ struct DeviceBenchResult {
   std::string device;
   std::vector<double> copy_s;  ///< gradient to gradient, within the device
   std::vector<DeviceCodecTimes> codecs;
+  std::vector<PeerTimes> peers;  ///< torch's, on the device
+  std::string peers_note;
 };
 
-/// `setup`: codecs, count, dtype and rounds. Throws RunError without a device, or where a call fails.
+/// `setup`: codecs, count, dtype, rounds, and peers with their Python. Throws RunError without a device, or where a call fails.
 DeviceBenchResult run_device_bench(const BenchSetup& setup, Progress& progress);
 std::string device_bench_table(const BenchSetup& setup, const DeviceBenchResult& result);
 Json device_bench_json(const BenchSetup& setup, const DeviceBenchResult& result);

@@ -88,33 +88,32 @@ uint64_t NthElementPeer::sum() const {
   return sum;
 }
 
-std::vector<PeerTimes> torch_peers(const std::string& python, std::span<const float> gradient, size_t rounds, unsigned threads, size_t flush_bytes, const PeerSums& expected,
-                                   std::string* note) {
+std::vector<PeerTimes> torch_peers(const TorchRun& run, std::span<const float> gradient, const PeerSums& expected, std::string* note) {
   if (gradient.empty()) {
     *note = "nothing to choose from";
     return {};
   }
   const TemporaryFile data(std::as_bytes(gradient)), script(std::as_bytes(std::span(kPeersScript, kPeersScriptBytes)));
-  std::string command = quoted(python) + " " + quoted(script.path()) + " " + quoted(data.path());
-  for (const size_t number : {gradient.size(), entries(gradient.size()), rounds, size_t{threads}, flush_bytes}) command += " " + std::to_string(number);
+  const bool on_device = run.device == Device::cuda;
+  std::string command = quoted(run.python) + " " + quoted(script.path()) + " " + quoted(data.path()) + (on_device ? " cuda" : " cpu");
+  for (const size_t number : {gradient.size(), entries(gradient.size()), run.rounds, size_t{run.threads}, run.flush_bytes}) command += " " + std::to_string(number);
   std::FILE* pipe = popen((command + " </dev/null").c_str(), "r");
-  if (pipe == nullptr) throw RunError("--peers: " + python + ": " + std::strerror(errno));
+  if (pipe == nullptr) throw RunError("--peers: " + run.python + ": " + std::strerror(errno));
   std::string output;
   char piece[4096];
   for (size_t n; (n = std::fread(piece, 1, sizeof piece, pipe)) > 0;) output.append(piece, n);
   const int status = pclose(pipe);
   if (status == 127 * 256 || status == 126 * 256) {  // the shell's words for a program that it cannot start
-    *note = "torch not found: cannot run " + python;
+    *note = "torch not found: cannot run " + run.python;
     return {};
   }
   const Json json = Json::parse(output, nullptr, false);
-  if (status != 0 || !json.is_object()) throw RunError("--peers: " + python + " ended with " + std::to_string(status) + ": " + output.substr(0, 200));
+  if (status != 0 || !json.is_object()) throw RunError("--peers: " + run.python + " ended with " + std::to_string(status) + ": " + output.substr(0, 200));
   if (json.contains("missing")) {
-    *note = "torch not found: " + python + ": " + json["missing"].get<std::string>();
+    *note = json["missing"].get<std::string>() + " (" + run.python + ")";
     return {};
   }
-  *note = "torch " + json["version"].get<std::string>() + ", " + json["threads"].dump() + (json["threads"] == 1 ? " thread" : " threads") +
-          ", in a process of its own after the rounds above";
+  *note = "torch " + json["version"].get<std::string>() + ", " + json["where"].get<std::string>() + ", in a process of its own after the rounds above";
   const auto seconds = [&](const char* name) { return json["seconds"][name].get<std::vector<double>>(); };
   const auto wrong = [&](const char* name, uint64_t sum) { return static_cast<uint64_t>(json[name].get<uint64_t>() != sum); };
   return {{"torch.topk 1 %", seconds("topk"), {}, wrong("topk_bits", expected.topk)},

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "gradgate/codec.h"
+#include "integration/cli/device.h"
 
 namespace gradgate::cli {
 
@@ -39,8 +40,16 @@ class NthElementPeer {
   std::vector<uint32_t> index_;
 };
 
-/// torch.topk and torch's casts in a process of their own. Without torch no peers, and `note` says why; a torch that fails is a RunError.
-std::vector<PeerTimes> torch_peers(const std::string& python, std::span<const float> gradient, size_t rounds, unsigned threads, size_t flush_bytes, const PeerSums& expected,
-                                   std::string* note);
+/// How torch is timed: with so many threads and cold caches, or on the first CUDA device by events.
+struct TorchRun {
+  std::string python;
+  Device device = Device::cpu;
+  size_t rounds = 0;
+  unsigned threads = 1;
+  size_t flush_bytes = 0;  ///< read before every call on the CPU
+};
+/// torch.topk and torch's casts in a process of their own. Without torch, or without a device for it, no peers, and `note` says why; a torch that fails is a
+/// RunError.
+std::vector<PeerTimes> torch_peers(const TorchRun& run, std::span<const float> gradient, const PeerSums& expected, std::string* note);
 
 }  // namespace gradgate::cli

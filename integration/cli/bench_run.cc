@@ -86,8 +86,8 @@ class Bench {
       const PeerSums expected = expected_sums(floats());
       result.peers[0].wrong = nth->sum() != expected.topk;
       if (chosen_sum() != expected.topk) throw RunError("--peers: topk and its peers choose different elements");
-      const size_t flush_bytes = flush_.size();
-      for (PeerTimes& peer : torch_peers(setup_.python, floats(), setup_.rounds, setup_.threads, flush_bytes, expected, &result.peers_note))
+      const TorchRun run{setup_.python, Device::cpu, setup_.rounds, setup_.threads, flush_.size()};
+      for (PeerTimes& peer : torch_peers(run, floats(), expected, &result.peers_note))
         result.peers.push_back(std::move(peer));
     }
     return result;

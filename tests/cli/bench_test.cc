@@ -109,11 +109,11 @@ TEST(Bench, TorchIsComparedBySums) {
   EXPECT_EQ(sums.topk, greatest);
   const std::string path = test_folder() + "/python";
   const auto stand_in = [&](uint64_t topk) {
-    std::ofstream(path) << "#!/bin/sh\nprintf '%s' '{\"version\": \"9\", \"threads\": 1, \"seconds\": {\"topk\": [1, 2], \"f16\": [1], \"f16_back\": [1], \"bf16\": [1], \"bf16_back\": [1]}, "
+    std::ofstream(path) << "#!/bin/sh\nprintf '%s' '{\"version\": \"9\", \"where\": \"1 thread\", \"seconds\": {\"topk\": [1, 2], \"f16\": [1], \"f16_back\": [1], \"bf16\": [1], \"bf16_back\": [1]}, "
                         << "\"topk_bits\": " << topk << ", \"f16_bits\": " << sums.f16 << ", \"bf16_bits\": " << sums.bf16 << "}'\n";
     chmod(path.c_str(), 0700);
     std::string note;
-    const std::vector<PeerTimes> peers = torch_peers(path, x, 2, 1, 0, sums, &note);
+    const std::vector<PeerTimes> peers = torch_peers({.python = path, .rounds = 2}, x, sums, &note);
     EXPECT_THAT(note, HasSubstr("torch 9, 1 thread"));
     EXPECT_EQ(peers.size(), 3u);
     EXPECT_EQ(peers[1].wrong + peers[2].wrong, 0u);

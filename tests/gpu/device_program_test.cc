@@ -1,6 +1,9 @@
 // The program with --device cuda, run as a user runs it.
 #include <gmock/gmock.h>
 
+#include <filesystem>
+#include <fstream>
+
 #include "tests/cli/run_program.h"
 #include "tests/gpu/nccl_ranks.h"
 
@@ -24,6 +27,29 @@ TEST_F(DeviceProgram, BenchComparesEveryKernelWithTheCpu) {
     EXPECT_GT(codec.at("decode_s"), 0.0) << codec;
     EXPECT_EQ(codec.at("encode_feedback_s").is_null(), codec.at("codec") == "none") << codec;
   }
+}
+
+// A torch on a CUDA device is a peer; where there is none, one line says so.
+TEST_F(DeviceProgram, BenchTimesTorchOnTheDeviceOrSaysWhyNot) {
+  const auto bench = [](const std::string& python) {
+    const Finished run = run_program("bench int8 --device cuda --peers -b 40004 -n 2 --json --python " + python);
+    EXPECT_EQ(run.code, 0) << run.err;
+    return strict_json(run.out);
+  };
+  const auto without = bench("/nonexistent/python");
+  EXPECT_EQ(without.at("peers_note"), "torch not found: cannot run /nonexistent/python");
+  EXPECT_TRUE(without.at("peers").empty());
+
+  // A torch that was built without CUDA.
+  const std::string folder = test_folder();
+  std::filesystem::create_directories(folder + "/torch");
+  std::ofstream(folder + "/torch/__init__.py")
+      << "__version__ = '9+cpu'\nclass cuda:\n  is_available = staticmethod(lambda: False)\n";
+  std::ofstream(folder + "/python") << "#!/bin/sh\nPYTHONPATH=" << folder << " exec python3 \"$@\"\n";
+  std::filesystem::permissions(folder + "/python", std::filesystem::perms::owner_all);
+  const auto no_device = bench(folder + "/python");
+  EXPECT_EQ(no_device.at("peers_note").get<std::string>(), "torch 9+cpu has no CUDA device (" + folder + "/python)");
+  EXPECT_TRUE(no_device.at("peers").empty());
 }
 
 TEST_F(DeviceProgram, AllReduceRunsEveryCodecOverNcclAndFindsNothingWrong) {
