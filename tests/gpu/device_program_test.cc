@@ -126,6 +126,26 @@ TEST_F(DeviceProgram, RefusesWhatADeviceDoesNotDoByName) {
   EXPECT_THAT(run.err, HasSubstr("accepted: cpu, cuda"));
 }
 
+// tools/gpu-check on what this build made: its parts run, and what it writes is one JSON.
+TEST_F(DeviceProgram, GpuCheckRunsItsPartsAndWritesOneJson) {
+  const std::string output = test_folder() + "/check.json";
+  const Finished run = run_command(GRADGATE_SOURCE_DIR "/tools/gpu-check --quick --build " GRADGATE_BINARY_DIR
+                                                       " --under 'env UNDER=\"quoted\"' -o " +
+                                   output);
+  ASSERT_EQ(run.code, 0) << run.out << run.err;
+  std::ifstream file(output);
+  const auto json = strict_json(std::string(std::istreambuf_iterator<char>(file), {}));
+  EXPECT_EQ(json.at("schema"), "gradgate.gpu-check/1");
+  EXPECT_TRUE(json.at("left_out").empty());
+  EXPECT_EQ(json.at("under"), "env UNDER=\"quoted\"");
+  for (const auto& [part, status] : json.at("exit").items()) EXPECT_EQ(status, 0) << part;
+  EXPECT_EQ(json.at("exit").size(), 4u);
+  EXPECT_EQ(json.at("bench").at("wrong"), 0);
+  EXPECT_FALSE(json.at("bench").at("peers_note").get<std::string>().empty());
+  for (const char* ranks : {"2", "4"}) EXPECT_EQ(json.at("allreduce").at(ranks).at("summary").at("out_of_bounds"), 0);
+  EXPECT_EQ(run_command(GRADGATE_SOURCE_DIR "/tools/gpu-check --slow").code, 2);
+}
+
 TEST_F(DeviceProgram, VersionNamesDeviceAndNccl) {
   const Finished run = run_program("--version");
   EXPECT_EQ(run.code, 0);
