@@ -143,7 +143,7 @@ TEST_P(GraphExchange, ReplaysTakeOtherGradientsAndTheirStep) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Exchanges, GraphExchange,
-                         ::testing::Values("int8:sr", "chunk-topk:8/1024", "topk:0.01", "int4:sr@all_gather",
+                         ::testing::Values("none", "int8:sr", "chunk-topk:8/1024", "topk:0.01", "int4:sr@all_gather",
                                            "randk:0.05", "int8:sr@hierarchical"),
                          [](const auto& at) { return test_name(at.param); });
 

@@ -129,20 +129,29 @@ TEST_F(DeviceProgram, RefusesWhatADeviceDoesNotDoByName) {
 // tools/gpu-check on what this build made: its parts run, and what it writes is one JSON.
 TEST_F(DeviceProgram, GpuCheckRunsItsPartsAndWritesOneJson) {
   const std::string output = test_folder() + "/check.json";
-  const Finished run = run_command(GRADGATE_SOURCE_DIR "/tools/gpu-check --quick --build " GRADGATE_BINARY_DIR
-                                                       " --under 'env UNDER=\"quoted\"' -o " +
-                                   output);
-  ASSERT_EQ(run.code, 0) << run.out << run.err;
-  std::ifstream file(output);
-  const auto json = strict_json(std::string(std::istreambuf_iterator<char>(file), {}));
-  EXPECT_EQ(json.at("schema"), "gradgate.gpu-check/1");
-  EXPECT_TRUE(json.at("left_out").empty());
-  EXPECT_EQ(json.at("under"), "env UNDER=\"quoted\"");
-  for (const auto& [part, status] : json.at("exit").items()) EXPECT_EQ(status, 0) << part;
-  EXPECT_EQ(json.at("exit").size(), 4u);
-  EXPECT_EQ(json.at("bench").at("wrong"), 0);
-  EXPECT_FALSE(json.at("bench").at("peers_note").get<std::string>().empty());
-  for (const char* ranks : {"2", "4"}) EXPECT_EQ(json.at("allreduce").at(ranks).at("summary").at("out_of_bounds"), 0);
+  const auto check = [&](const std::string& arguments) {
+    const Finished run = run_command(GRADGATE_SOURCE_DIR "/tools/gpu-check --quick -o " + output + " " + arguments);
+    EXPECT_EQ(run.code, 0) << run.out << run.err;
+    std::ifstream file(output);
+    return strict_json(std::string(std::istreambuf_iterator<char>(file), {}));
+  };
+  const auto whole = check("--build " GRADGATE_BINARY_DIR " --under 'env UNDER=\"quoted\"'");
+  EXPECT_EQ(whole.at("schema"), "gradgate.gpu-check/1");
+  EXPECT_TRUE(whole.at("left_out").empty());
+  EXPECT_EQ(whole.at("under"), "env UNDER=\"quoted\"");
+  EXPECT_EQ(whole.at("exit").size(), 4u);
+  for (const auto& [part, status] : whole.at("exit").items()) EXPECT_EQ(status, 0) << part;
+  EXPECT_EQ(whole.at("bench").at("wrong"), 0);
+  EXPECT_FALSE(whole.at("bench").at("peers_note").get<std::string>().empty());
+  for (const char* ranks : {"2", "4"}) EXPECT_EQ(whole.at("allreduce").at(ranks).at("summary").at("out_of_bounds"), 0);
+
+  // Where neither tests nor program could be built.
+  const auto nothing = check("--build " + test_folder());
+  ASSERT_EQ(nothing.at("left_out").size(), 2u);
+  EXPECT_THAT(nothing.at("left_out")[0].get<std::string>(), HasSubstr("--googletest"));
+  EXPECT_THAT(nothing.at("left_out")[1].get<std::string>(), HasSubstr("--program-headers"));
+  for (const auto& [part, status] : nothing.at("exit").items()) EXPECT_TRUE(status.is_null()) << part;
+  EXPECT_TRUE(nothing.at("bench").is_null());
   EXPECT_EQ(run_command(GRADGATE_SOURCE_DIR "/tools/gpu-check --slow").code, 2);
 }
 
