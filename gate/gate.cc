@@ -161,7 +161,7 @@ void Gate::record(size_t bucket, const Sample& sample) noexcept {
     g.local.failed = bucket * 16 + candidate;
   }
   const bool codec_ok = candidate == 0 || (usable_seconds(sample.encode_s) && usable_seconds(sample.decode_s));
-  if (!sample.ok || !codec_ok || (!sample.shadow && !usable_seconds(sample.transfer_s))) {
+  if (!sample.ok || !codec_ok || (!sample.shadow && sample.transfer_seen && !usable_seconds(sample.transfer_s))) {
     ++g.local.rejected;
     return;
   }
@@ -173,7 +173,7 @@ void Gate::record(size_t bucket, const Sample& sample) noexcept {
     g.local.shadow_s += sample.encode_s + sample.decode_s;
     g.local.shadow_since_s += sample.encode_s + sample.decode_s;
   } else if (candidate == (g.flushes(bucket) ? 0 : assignment(g.shape, g.state, bucket, g.local.step).candidate)) {
-    g.pending_transfer[bucket] = sample.transfer_s;
+    g.pending_transfer[bucket] = sample.transfer_seen ? sample.transfer_s : kMissing;
   }
 }
 

@@ -96,6 +96,7 @@ struct Sample {
   /// All encoding, all collectives, all decoding (decode-sum included) of this rank in one exchange. A shadow call: the
   /// same codec work without the collectives. Dense: transfer_s.
   double encode_s = 0, transfer_s = 0, decode_s = 0;
+  bool transfer_seen = true;  ///< false: its end was not seen, so transfer_s is not used
   bool shadow = false;
   bool ok = true;  ///< false: the call failed; its times are not used, and a failed exchange closes the candidate
 };

@@ -223,6 +223,16 @@ int gg_session_all_reduce(gg_session* session, uint32_t bucket, void* data, size
   if (session == nullptr || !valid_dtype(dtype)) return code(StatusCode::invalid_argument);
   return code(session->session->all_reduce(bucket, {data, count, static_cast<DType>(dtype)}));
 }
+int gg_session_all_reduce_overlapped(gg_session* session, uint32_t bucket, void* data, size_t count, int dtype) {
+  if (session == nullptr || !valid_dtype(dtype)) return code(StatusCode::invalid_argument);
+  return code(session->session->all_reduce_overlapped(bucket, {data, count, static_cast<DType>(dtype)}));
+}
+int gg_session_finish(gg_session* session) {
+  return session == nullptr ? code(StatusCode::invalid_argument) : code(session->session->finish());
+}
+int gg_session_unfinished(const gg_session* session) {
+  return session != nullptr && session->session->unfinished() ? 1 : 0;
+}
 int gg_session_all_reduce_on(gg_session* session, uint32_t bucket, void* data, size_t count, int dtype, void* stream) {
   if (session == nullptr || !valid_dtype(dtype)) return code(StatusCode::invalid_argument);
   return code(session->session->all_reduce(bucket, {data, count, static_cast<DType>(dtype)}, {stream}));

@@ -196,7 +196,7 @@ SessionImpl::Turn SessionImpl::turn(const Bucket& bucket, const gate::StepPlan& 
   return {candidate, plan.candidate, Feedback::none};
 }
 
-Status SessionImpl::all_reduce(uint32_t index, Vec gradient, Stream stream) noexcept {
+Status SessionImpl::check_bucket(uint32_t index, const Vec& gradient) const noexcept {
   if (failed_) return refuse(StatusCode::bad_state, "this session failed before: %s", error_.text);
   if (!has_layout_) return refuse(StatusCode::bad_state, "all_reduce before set_layout");
   if (unplanned_) return refuse(StatusCode::bad_state, "all_reduce after all_reduce_dense; set_layout ends that step");
@@ -206,7 +206,7 @@ Status SessionImpl::all_reduce(uint32_t index, Vec gradient, Stream stream) noex
         "bucket %u in step %llu, accepted now: %u (buckets come in ascending order, once per step, %zu of them)", index,
         static_cast<unsigned long long>(step_), next_bucket_, buckets_.size());
   }
-  Bucket& bucket = buckets_[index];
+  const Bucket& bucket = buckets_[index];
   if (gradient.dtype != bucket.dtype || gradient.count != bucket.count ||
       (gradient.data == nullptr && gradient.count > 0)) {
     return refuse(StatusCode::invalid_argument, "bucket %u is %zu elements of %s%s, accepted by its layout: %zu of %s",
@@ -214,38 +214,28 @@ Status SessionImpl::all_reduce(uint32_t index, Vec gradient, Stream stream) noex
                   gradient.data == nullptr ? " at a null address" : "", bucket.count, dtype_name(bucket.dtype));
   }
 
+  return {};
+}
+
+Status SessionImpl::all_reduce(uint32_t index, Vec gradient, Stream stream) noexcept {
+  GRADGATE_TRY(check_bucket(index, gradient));
   if (place_.on_device()) return enqueue(index, gradient, stream);
   if (stream.handle != nullptr)
     return refuse(StatusCode::invalid_argument, "bucket %u: a stream, but the communicator is one of host memory",
                   index);
+  return reduce(index, gradient, false);
+}
 
-  const gate::StepPlan plan = gate_.plan(index);
-  if (plan.shadow > 0) measure_shadow(index, gradient, plan.shadow);
+Status SessionImpl::finish() noexcept {
+  if (failed_) return refuse(StatusCode::bad_state, "this session failed before: %s", error_.text);
+  return finish_left();
+}
 
-  const Turn now = turn(bucket, plan);
-  ExchangeArgs args = args_of(index, gradient, now.candidate, now.feedback);
-  args.threshold = &bucket.threshold;
-  if (args.residual != nullptr) GRADGATE_TRY(save_residual(bucket));
-  gate::GuardReading reading;
-  const bool guarded = begin_guard(plan, &args, &reading);
-
-  ExchangeTimes times;
-  Message why;
-  if (const Status s = run_exchange(comm_, args, options_.timeout_s, options_.virtual_rates, &times, &why, &tiers_);
-      !s.ok()) {
-    Message full;
-    full.format("bucket %u step %llu: %s", index, static_cast<unsigned long long>(step_),
-                why.text[0] ? why.text : s.message());
-    if (!can_go_on(bucket, now, times, s)) return fail(s, full);
-    return reduce_dense_instead(index, gradient, now, full);
-  }
-  note_residual(bucket, now);
-  watch_result(gradient);
-  if (guarded) end_guard(index, args, reading);
-
-  count_exchange(index, now, args.shape, times, true);
-  stats_.non_finite += times.non_finite;
-  return end_bucket(index);
+Status SessionImpl::all_reduce_overlapped(uint32_t index, Vec gradient) noexcept {
+  GRADGATE_TRY(check_bucket(index, gradient));
+  if (place_.on_device())
+    return refuse(StatusCode::unsupported, "bucket %u: device memory is enqueued as a whole (all_reduce)", index);
+  return reduce(index, gradient, comm_.can_start());
 }
 
 ExchangeArgs SessionImpl::args_of(uint32_t index, const Vec& gradient, const Candidate& candidate,
@@ -279,6 +269,7 @@ void SessionImpl::count_exchange(uint32_t index, const Turn& now, const Exchange
   sample.ok = timed;
   sample.encode_s = times.encode_s;
   sample.transfer_s = times.transfer_s;
+  sample.transfer_seen = times.transfer_seen;
   sample.decode_s = times.decode_s;
   if (now.feedback != Feedback::flush) gate_.record(index, sample);
 
@@ -302,52 +293,9 @@ void SessionImpl::record_shadow(uint32_t index, int candidate, const ExchangeTim
 
 Status SessionImpl::end_bucket(uint32_t index) noexcept {
   record_ready(index);
-  if (++next_bucket_ < buckets_.size()) return {};
+  if (index + 1 < buckets_.size()) return {};
   const double now = comm_.now();
   return end_step(now, now - last_end_s_);
-}
-
-// A failure that every rank knows of left all gradients as they were. The residual was not: without a copy of it the
-// session ends.
-bool SessionImpl::can_go_on(const Bucket& bucket, const Turn& now, const ExchangeTimes& times,
-                            Status status) const noexcept {
-  return now.index != 0 && times.told && status.code() != StatusCode::peer_mismatch && comm_.last_error()[0] == '\0' &&
-         (now.feedback == Feedback::none || bucket.saved);
-}
-
-// All ranks come here together: none falls back alone. The gate closes the candidate at the next agreement.
-Status SessionImpl::reduce_dense_instead(uint32_t index, Vec gradient, const Turn& failed,
-                                         const Message& reason) noexcept {
-  Bucket& bucket = buckets_[index];
-  if (bucket.saved) GRADGATE_TRY(take_back(bucket));
-  Message line;
-  line.format("gradgate: %.240s; reduced dense", reason.text);
-  say(line);
-  gate::Sample sample;
-  sample.candidate = failed.index;
-  sample.ok = false;
-  gate_.record(index, sample);
-  ++stats_.failed_exchanges;
-  ExchangeArgs args;
-  args.shape = shape_of(bucket, dense_candidate());
-  args.gradient = gradient;
-  args.executor = options_.executor;
-  args.divide = divide_;
-  ExchangeTimes times;
-  Message why;
-  if (const Status s = run_exchange(comm_, args, options_.timeout_s, options_.virtual_rates, &times, &why); !s.ok()) {
-    Message full;
-    full.format("bucket %u step %llu, after a failed exchange: %s", index, static_cast<unsigned long long>(step_),
-                why.text[0] ? why.text : s.message());
-    return fail(s, full);
-  }
-  watch_result(gradient);
-  const size_t bytes = bucket.count * dtype_bytes(bucket.dtype);
-  ++stats_.dense_buckets;
-  stats_.wire_bytes += bytes;
-  stats_.dense_bytes += bytes;
-  stats_.transfer_s += times.transfer_s;
-  return end_bucket(index);
 }
 
 void SessionImpl::measure_shadow(uint32_t index, const Vec& gradient, int candidate) noexcept {

@@ -1,5 +1,6 @@
-// The session's private parts: what session.cc (steps), session_layout.cc (buckets and residuals), session_state.cc
-// (checkpoints) and session_agree.cc (comparison of ranks, link probe) share.
+// The session's private parts: what session.cc (steps), session_host.cc and session_device.cc (a bucket's way, by where
+// its memory is), session_layout.cc (buckets and residuals), session_state.cc (checkpoints) and session_agree.cc
+// (comparison of ranks, link probe) share.
 #pragma once
 
 #include <limits>
@@ -10,6 +11,7 @@
 #include "gate/gate.h"
 #include "gradgate/device_exchange.h"
 #include "gradgate/session.h"
+#include "integration/comm/driver.h"
 #include "integration/comm/two_shot_layout.h"
 #include "integration/session_place.h"
 
@@ -58,6 +60,9 @@ class SessionImpl final : public Session {
   Status set_layout(std::span<const BucketLayout> buckets) noexcept override;
   ~SessionImpl() override;
   Status all_reduce(uint32_t bucket, Vec gradient, Stream stream) noexcept override;
+  Status all_reduce_overlapped(uint32_t bucket, Vec gradient) noexcept override;
+  Status finish() noexcept override;
+  bool unfinished() const noexcept override { return left_ != nullptr; }
   void bucket_ready(uint32_t bucket, double ready_s) noexcept override;
   Status all_reduce_dense(Vec gradient, Stream stream) noexcept override;
   Status join(Stream stream) noexcept override;
@@ -98,6 +103,16 @@ class SessionImpl final : public Session {
     Feedback feedback = Feedback::none;
   };
 
+  /// A bucket's way through its exchange in host memory.
+  struct HostFlight {
+    uint32_t index = 0;
+    ExchangeArgs args;
+    Turn turn;
+    gate::GuardReading reading;
+    bool guarded = false;
+    comm::ExchangeRun run;
+  };
+
   /// What a device reports of one bucket in one step, copied to the host as a whole.
   struct DeviceWords {
     ExchangeRecord exchange, shadow;
@@ -126,6 +141,13 @@ class SessionImpl final : public Session {
     return bucket.has_residual ? residuals_.floats() + bucket.residual_offset : nullptr;
   }
   Turn turn(const Bucket& bucket, const gate::StepPlan& plan) const noexcept;
+  Status check_bucket(uint32_t index, const Vec& gradient) const noexcept;
+  Status reduce(uint32_t index, Vec gradient, bool leave) noexcept;
+  /// Ends the exchange that was left on the wire, if one was.
+  Status finish_left() noexcept;
+  Status settle_flight(HostFlight& flight, Status status, const Message& why) noexcept;
+  /// One per exchange that can be under way at a time.
+  size_t workspaces() const noexcept { return comm_.can_start() ? 2 : 1; }
   /// What both places ask of an exchange of this bucket in this step.
   ExchangeArgs args_of(uint32_t index, const Vec& gradient, const Candidate& candidate, Feedback feedback) noexcept;
   void note_residual(Bucket& bucket, const Turn& now) noexcept;
@@ -177,6 +199,9 @@ class SessionImpl final : public Session {
   Memory residuals_;
   Memory before_;  ///< residuals before the step that runs; only with a gradient scale
   Memory workspace_, shadow_;
+  HostFlight host_flights_[2];
+  HostFlight* left_ = nullptr;  ///< the one on the wire
+  double wire_free_s_ = 0;      ///< when the last one that was left had arrived
   std::vector<double> report_, reports_, message_;
   std::vector<int> explained_;  ///< per bucket: the candidate that was last explained
   std::string explained_phase_;

@@ -116,6 +116,7 @@ Status SessionImpl::build_layout(std::span<const BucketLayout> layout) {
   GRADGATE_TRY(place_.allocate(residual_count * sizeof(float), &residuals_));
   GRADGATE_TRY(place_.zero(residuals_.data(), residuals_.size()));
   if (scaled_) GRADGATE_TRY(place_.allocate(residuals_.size(), &before_));
+  work = (work + 63) / 64 * 64 * workspaces();
   if (work > workspace_.size()) {
     // Zero, so that what a collective that failed did not bring is no payload of anything.
     GRADGATE_TRY(place_.allocate(work, &workspace_));

@@ -114,6 +114,7 @@ Status SessionImpl::all_reduce_dense(Vec gradient, Stream stream) noexcept {
   if (place_.on_device()) return enqueue_dense(gradient, stream);
   if (stream.handle != nullptr)
     return refuse(StatusCode::invalid_argument, "a stream, but the communicator is one of host memory");
+  GRADGATE_TRY(finish_left());
   ExchangeArgs args;
   args.shape = {dense_candidate(), gradient.count, gradient.dtype, comm_.rank(), comm_.size(), options_.executor.width};
   args.gradient = gradient;

@@ -66,6 +66,20 @@ class GRADGATE_API Communicator {
   virtual Status broadcast(void* data, size_t count, DType dtype, int root, Stream stream,
                            Deadline deadline) noexcept = 0;
   virtual Status barrier(Stream stream, Deadline deadline) noexcept = 0;
+  /// Whether an all_gather can be started, in host memory, and waited for later.
+  virtual bool can_start() const noexcept { return false; }
+  /// An all_gather that returns when it is under way. send and recv must stay until finish_all_gather(), which waits
+  /// for the oldest that was started. Ranks start them in the same order; where other collectives come between may
+  /// differ.
+  virtual Status start_all_gather(const void* send, void* recv, size_t count, DType dtype,
+                                  Deadline deadline) noexcept {
+    (void)send, (void)recv, (void)count, (void)dtype, (void)deadline;
+    return StatusCode::unsupported;
+  }
+  virtual Status finish_all_gather(Deadline deadline) noexcept {
+    (void)deadline;
+    return StatusCode::unsupported;
+  }
   /// Whether calls take device memory and a stream.
   virtual bool on_device() const noexcept { return false; }
   /// Returns when all that was enqueued on `stream` is done, or a peer or the device failed, or the deadline passed.

@@ -159,8 +159,9 @@ class GRADGATE_API ExchangeMachine {
 /// Seconds one exchange took on this rank, by part.
 struct ExchangeTimes {
   double encode_s = 0, transfer_s = 0, decode_s = 0;
-  uint64_t non_finite = 0;  ///< ExchangeMachine::non_finite()
-  bool told = false;        ///< ExchangeMachine::told(), after a failure
+  bool transfer_seen = true;  ///< false: it had ended, unseen, before it was waited for; transfer_s is then too long
+  uint64_t non_finite = 0;    ///< ExchangeMachine::non_finite()
+  bool told = false;          ///< ExchangeMachine::told(), after a failure
 };
 
 /// Codec speed that is charged on a virtual clock, in bytes of the gradient per second of encoding and of decoding (0:

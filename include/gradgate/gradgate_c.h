@@ -61,6 +61,9 @@ typedef struct gg_communicator_ops {
   int (*barrier)(void* context, double timeout_s);
   void (*abort)(void* context);             /* any thread; may be null */
   const char* (*last_error)(void* context); /* why the last call failed; may be null */
+  /* Both or none: an all_gather that returns when it is under way, and the wait for the oldest one started. */
+  int (*start_all_gather)(void* context, const void* send, void* recv, size_t count, int dtype, double timeout_s);
+  int (*finish_all_gather)(void* context, double timeout_s);
 } gg_communicator_ops;
 
 /* `ops` and `description` are copied, `context` must live as long as the communicator (gg_comm_destroy). */
@@ -134,6 +137,11 @@ GG_API void gg_session_destroy(gg_session* session);
 GG_API int gg_session_set_layout(gg_session* session, const gg_bucket* buckets, size_t count);
 /* Averages data over the ranks, in place. */
 GG_API int gg_session_all_reduce(gg_session* session, uint32_t bucket, void* data, size_t count, int dtype);
+/* The same, but the bucket may still be on the wire when it returns: gg_session_unfinished is then 1, data must stay, and
+ * the average is there when gg_session_finish or the next bucket's call has returned, whose status is then of both. */
+GG_API int gg_session_all_reduce_overlapped(gg_session* session, uint32_t bucket, void* data, size_t count, int dtype);
+GG_API int gg_session_finish(gg_session* session);
+GG_API int gg_session_unfinished(const gg_session* session);
 /* The same for data in device memory, over NCCL ranks: enqueued behind `stream` (a cudaStream_t) on the session's own
  * stream, and returns. data must stay until gg_session_join or gg_session_synchronize; a step's error is returned with
  * the next step's first bucket, or by gg_session_synchronize. */

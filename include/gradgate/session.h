@@ -111,6 +111,14 @@ class GRADGATE_API Session {
   /// synchronize(). The step's errors and times are known when the next step's first bucket comes, or after
   /// synchronize().
   virtual Status all_reduce(uint32_t bucket, Vec gradient, Stream stream) noexcept = 0;
+  /// all_reduce() in host memory that may return while the bucket's payloads are on the wire, so that the next bucket
+  /// is encoded meanwhile: unfinished() then says so, `gradient` must stay, and its average is there when finish(), or
+  /// the call for the next bucket by whichever function, has returned. That call also returns its error. The step's
+  /// last bucket leaves nothing behind, nor does any over a communicator that cannot start collectives
+  /// (Communicator::can_start()); over one that can, a session has two workspaces.
+  virtual Status all_reduce_overlapped(uint32_t bucket, Vec gradient) noexcept = 0;
+  virtual Status finish() noexcept = 0;
+  virtual bool unfinished() const noexcept = 0;
   /// When the trainer had this bucket's gradient, in seconds of the communicator's now(); called before all_reduce() of
   /// the bucket. Once every bucket of a step has one, the gate prices the time that is exposed after the last gradient
   /// instead of the sum of all exchanges (docs/gate.md).

@@ -57,6 +57,18 @@ class CallbackRank final : public Communicator {
   Status barrier(Stream stream, Deadline deadline) noexcept override {
     return run("barrier", stream, deadline, [&](double left) { return ops_.barrier(context_, left); });
   }
+  bool can_start() const noexcept override { return ops_.start_all_gather != nullptr; }
+  Status start_all_gather(const void* send, void* recv, size_t count, DType dtype,
+                          Deadline deadline) noexcept override {
+    if (!can_start()) return StatusCode::unsupported;
+    return run("all_gather", {}, deadline, [&](double left) {
+      return ops_.start_all_gather(context_, send, recv, count, static_cast<int>(dtype), left);
+    });
+  }
+  Status finish_all_gather(Deadline deadline) noexcept override {
+    if (!can_start()) return StatusCode::unsupported;
+    return run("all_gather", {}, deadline, [&](double left) { return ops_.finish_all_gather(context_, left); });
+  }
 
   // Sub-groups are made by whoever owns the transport.
   Status split(int, int, std::unique_ptr<Communicator>*, Deadline) noexcept override { return StatusCode::unsupported; }
@@ -113,7 +125,9 @@ Status make_callback_comm(int rank, int ranks, const gg_communicator_ops& ops, v
                         : ops.all_to_all == nullptr   ? "all_to_all"
                         : ops.broadcast == nullptr    ? "broadcast"
                         : ops.barrier == nullptr      ? "barrier"
-                                                      : nullptr;
+                        : ops.start_all_gather == nullptr && ops.finish_all_gather != nullptr ? "start_all_gather"
+                        : ops.start_all_gather != nullptr && ops.finish_all_gather == nullptr ? "finish_all_gather"
+                                                                                              : nullptr;
   if (missing != nullptr) {
     why->format("gg_communicator_ops.%s is null", missing);
     return StatusCode::invalid_argument;

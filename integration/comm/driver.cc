@@ -1,7 +1,9 @@
 // Drives an exchange over a Communicator.
+#include "integration/comm/driver.h"
+
+#include <algorithm>
+
 #include "gradgate/device_exchange.h"
-#include "gradgate/exchange.h"
-#include "integration/comm/codec_time.h"
 
 namespace gradgate {
 namespace {
@@ -61,47 +63,80 @@ Communicator& of_tier(Tier tier, Communicator& comm, const NodeTiers* tiers) noe
 
 }  // namespace
 
-Status run_exchange(Communicator& comm, const ExchangeArgs& args, double timeout_s, const CodecRates& rates,
-                    ExchangeTimes* times, Message* why, const NodeTiers* tiers) noexcept {
-  const ExchangeShape& shape = args.shape;
-  const auto explain = [&](const char* operation, const char* text) { explain_failure(shape, operation, text, why); };
-  ExchangeTimes spent;
-  GRADGATE_TRY(check_rank(comm, shape, why));
-  GRADGATE_TRY(check_tiers(tiers, shape, why));
-  const bool coded = has_codec_work(shape);
+Status comm::ExchangeRun::start(Communicator& comm, const ExchangeArgs& args, double timeout_s, const CodecRates& rates,
+                                const NodeTiers* tiers, bool leave, Message* why) noexcept {
+  comm_ = &comm;
+  shape_ = args.shape, rates_ = rates, timeout_s_ = timeout_s;
+  times_ = {}, under_way_ = false;
+  GRADGATE_TRY(check_rank(comm, shape_, why));
+  GRADGATE_TRY(check_tiers(tiers, shape_, why));
+  const bool coded = has_codec_work(shape_);
   Lap lap(comm);
-  ExchangeMachine machine;
-  Status status = machine.begin(args);
-  if (!status.ok()) {
-    explain("", machine.last_error());
+  if (const Status status = machine_.begin(args); !status.ok()) {
+    explain_failure(shape_, "", machine_.last_error(), why);
     return status;
   }
-  charge(comm, shape, rates.encode_bytes_per_s);
-  lap.add_to(coded ? &spent.encode_s : &spent.transfer_s);
+  charge(comm, shape_, rates.encode_bytes_per_s);
+  lap.add_to(coded ? &times_.encode_s : &times_.transfer_s);
   for (;;) {
     CollectiveCall call;
-    status = machine.next(&call);
-    if (!status.ok()) {
-      spent.told = machine.told();
-      if (times != nullptr) *times = spent;
-      explain("", machine.last_error());
-      return status;
-    }
-    const bool complete = call.kind == Collective::none;
-    if (complete) charge(comm, shape, rates.decode_bytes_per_s);
-    lap.add_to(!coded ? &spent.transfer_s : complete ? &spent.decode_s : &spent.encode_s);
-    if (complete) break;
+    GRADGATE_TRY(next(&call, &lap, why));
+    if (call.kind == Collective::none) return {};
+    // The gather among all ranks is the last collective of any exchange that has one.
+    under_way_ = leave && call.kind == Collective::all_gather && call.tier == Tier::all && comm.can_start();
+    const Deadline deadline = deadline_after(timeout_s);
     Communicator& on = of_tier(call.tier, comm, tiers);
-    status = perform(on, call, {}, deadline_after(timeout_s));
-    lap.add_to(&spent.transfer_s);
+    const Status status = under_way_ ? comm.start_all_gather(call.send, call.recv, call.count, call.dtype, deadline)
+                                     : perform(on, call, {}, deadline);
+    lap.add_to(&times_.transfer_s);
+    started_s_ = comm.now();
     if (!status.ok()) {
-      explain(collective_name(call.kind), on.last_error());
+      under_way_ = false;
+      explain_failure(shape_, collective_name(call.kind), on.last_error(), why);
       return status;
     }
+    if (under_way_) return {};
   }
-  spent.non_finite = machine.non_finite();
-  if (times != nullptr) *times = spent;
+}
+
+// The next collective, or kind none after the decoding.
+Status comm::ExchangeRun::next(CollectiveCall* call, Lap* lap, Message* why) noexcept {
+  const Status status = machine_.next(call);
+  if (!status.ok()) {
+    times_.told = machine_.told();
+    explain_failure(shape_, "", machine_.last_error(), why);
+    return status;
+  }
+  const bool complete = call->kind == Collective::none;
+  if (complete) charge(*comm_, shape_, rates_.decode_bytes_per_s);
+  lap->add_to(!has_codec_work(shape_) ? &times_.transfer_s : complete ? &times_.decode_s : &times_.encode_s);
+  if (complete) times_.non_finite = machine_.non_finite();
   return {};
+}
+
+Status comm::ExchangeRun::finish(double* wire_free_s, Message* why) noexcept {
+  if (!under_way_) return {};
+  under_way_ = false;
+  const double asked_s = comm_->now();
+  if (const Status status = comm_->finish_all_gather(deadline_after(timeout_s_)); !status.ok()) {
+    explain_failure(shape_, collective_name(Collective::all_gather), comm_->last_error(), why);
+    return status;
+  }
+  const double arrived_s = comm_->now();
+  times_.transfer_s += arrived_s - std::max(started_s_, *wire_free_s);
+  times_.transfer_seen = arrived_s - asked_s >= kSeenWait;
+  *wire_free_s = arrived_s;
+  Lap lap(*comm_);
+  CollectiveCall call;
+  return next(&call, &lap, why);
+}
+
+Status run_exchange(Communicator& comm, const ExchangeArgs& args, double timeout_s, const CodecRates& rates,
+                    ExchangeTimes* times, Message* why, const NodeTiers* tiers) noexcept {
+  comm::ExchangeRun run;
+  const Status status = run.start(comm, args, timeout_s, rates, tiers, false, why);
+  if (times != nullptr) *times = run.times();
+  return status;
 }
 
 Status enqueue_exchange(Communicator& comm, const ExchangeArgs& args, double timeout_s, DeviceMarks* marks,

@@ -1,6 +1,7 @@
 // The session's guard on real payloads, and exchanges that fail on one rank while the session goes on.
 #include <cmath>
 
+#include "tests/session/forwarding.h"
 #include "tests/session/session_fixture.h"
 
 namespace gradgate::test {
@@ -91,31 +92,14 @@ TEST(SessionGuard, RefusesABudgetThatIsNone) {
 }
 
 /// Damages one byte of what arrives in one all_to_all.
-class Damaging final : public Communicator {
+class Damaging final : public Forwarding {
  public:
-  Damaging(Communicator& inner, int at) : inner_(inner), at_(at) {}
-  int rank() const noexcept override { return inner_.rank(); }
-  int size() const noexcept override { return inner_.size(); }
-  bool supports(Collective op, DType dtype) const noexcept override { return inner_.supports(op, dtype); }
-  const char* description() const noexcept override { return inner_.description(); }
-  Status all_reduce_sum(const void* s, void* r, size_t n, DType t, Stream q, Deadline d) noexcept override {
-    return inner_.all_reduce_sum(s, r, n, t, q, d);
-  }
-  Status all_gather(const void* s, void* r, size_t n, DType t, Stream q, Deadline d) noexcept override {
-    return inner_.all_gather(s, r, n, t, q, d);
-  }
+  Damaging(Communicator& inner, int at) : Forwarding(inner), at_(at) {}
   Status all_to_all(const void* s, void* r, size_t n, DType t, Stream q, Deadline d) noexcept override {
     const Status status = inner_.all_to_all(s, r, n, t, q, d);
     if (at_-- == 0) static_cast<unsigned char*>(r)[(rank() == 0 ? n : 0) + 3] ^= 0x40;
     return status;
   }
-  Status reduce_scatter_sum(const void* s, void* r, size_t n, DType t, Stream q, Deadline d) noexcept override {
-    return inner_.reduce_scatter_sum(s, r, n, t, q, d);
-  }
-  Status broadcast(void* p, size_t n, DType t, int root, Stream q, Deadline d) noexcept override {
-    return inner_.broadcast(p, n, t, root, q, d);
-  }
-  Status barrier(Stream q, Deadline d) noexcept override { return inner_.barrier(q, d); }
   Status split(int c, int k, std::unique_ptr<Communicator>* out, Deadline d) noexcept override {
     const Status status = inner_.split(c, k, out, d);
     // The second split of a session over nodes is the one between them.
@@ -126,14 +110,8 @@ class Damaging final : public Communicator {
     }
     return status;
   }
-  void abort() noexcept override { inner_.abort(); }
-  double now() const noexcept override { return inner_.now(); }
-  void advance(double s) noexcept override { inner_.advance(s); }
-  bool virtual_clock() const noexcept override { return inner_.virtual_clock(); }
-  const char* last_error() const noexcept override { return inner_.last_error(); }
 
  private:
-  Communicator& inner_;
   std::unique_ptr<Communicator> owned_;
   int at_, splits_ = 0;
 };

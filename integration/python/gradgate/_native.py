@@ -67,6 +67,8 @@ class CommunicatorOps(ctypes.Structure):
         ("barrier", BARRIER),
         ("abort", ABORT),
         ("last_error", LAST_ERROR),
+        ("start_all_gather", COLLECTIVE),
+        ("finish_all_gather", BARRIER),
     ]
 
 
@@ -162,6 +164,9 @@ _SIGNATURES = {
     "gg_session_destroy": (None, [c_void_p]),
     "gg_session_set_layout": (c_int, [c_void_p, POINTER(Bucket), c_size_t]),
     "gg_session_all_reduce": (c_int, [c_void_p, c_uint32, c_void_p, c_size_t, c_int]),
+    "gg_session_all_reduce_overlapped": (c_int, [c_void_p, c_uint32, c_void_p, c_size_t, c_int]),
+    "gg_session_finish": (c_int, [c_void_p]),
+    "gg_session_unfinished": (c_int, [c_void_p]),
     "gg_session_bucket_ready": (None, [c_void_p, c_uint32, c_double]),
     "gg_session_all_reduce_dense": (c_int, [c_void_p, c_void_p, c_size_t, c_int]),
     "gg_session_set_gradient_scale": (c_int, [c_void_p, c_double]),

@@ -120,6 +120,17 @@ class Session:
         self._native.gg_session_bucket_ready(self._handle, bucket, ready_s)
         self._check(self._native.gg_session_all_reduce(self._handle, bucket, pointer, count, dtype))
 
+    def all_reduce_overlapped(self, bucket: int, pointer: int, count: int, dtype: int, ready_s: float) -> bool:
+        """The same; True where the bucket is still on the wire: its average is there after finish() or the next bucket's
+        call, which also raises what went wrong with it."""
+        self._native.gg_session_bucket_ready(self._handle, bucket, ready_s)
+        self._check(self._native.gg_session_all_reduce_overlapped(self._handle, bucket, pointer, count, dtype))
+        return self._native.gg_session_unfinished(self._handle) != 0
+
+    def finish(self) -> None:
+        """Waits for the bucket that is still on the wire, if one is."""
+        self._check(self._native.gg_session_finish(self._handle))
+
     def all_reduce_dense(self, pointer: int, count: int, dtype: int) -> None:
         self._check(self._native.gg_session_all_reduce_dense(self._handle, pointer, count, dtype))
 

@@ -28,7 +28,7 @@ class BucketKey:
     last: bool
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Arrival:
     """One bucket as the hook got it. ``scale``: loss scale or None; ``ready_s``: on the clock of gradgate now()."""
 
@@ -53,12 +53,14 @@ def average_plainly(buffer: torch.Tensor, group: dist.ProcessGroup, size: int, d
 
 
 class Core:
-    def __init__(self, group: dist.ProcessGroup, options: dict, start_step: int, log, say, store):
+    """``later(task)`` runs a task on this thread after those that wait; None where no bucket stays on the wire."""
+
+    def __init__(self, group: dist.ProcessGroup, options: dict, start_step: int, log, say, store, later=None):
         self.communicator = self._connect(group, options["timeout_s"])
         self.start_step = start_step
         self.steps = 0
         self.failure: Error | None = None
-        self._store = store
+        self._store, self._later = store, later
         self._where = "construction"
         self._layout: list[BucketKey] = []
         self._has_layout = False
@@ -66,6 +68,7 @@ class Core:
         self._planned = False
         self._regroup_left = 0
         self._held: list[Arrival] = []
+        self._on_wire: Arrival | None = None  # reduced, but for what the session left to the next bucket's call
         self._skip = False
         try:
             self.communicator.choose_all_to_all()
@@ -80,6 +83,7 @@ class Core:
 
     def close(self) -> None:
         if self.session is not None:
+            self.communicator.drop_started()
             self.session.close()
             self.communicator.close()
             self.session = None
@@ -87,7 +91,9 @@ class Core:
     # --- one bucket
 
     def arrive(self, arrival: Arrival) -> None:
-        """Averages one bucket (or holds it until its step can be regrouped) and finishes it."""
+        """Averages one bucket (or holds it until its step can be regrouped), and finishes those whose average is
+        there."""
+        waiting = [*self._held, *([self._on_wire] if self._on_wire is not None else []), arrival]
         try:
             if self.failure is not None:
                 raise self.failure
@@ -104,14 +110,28 @@ class Core:
                 if arrival.key.last:
                     self._end_step()
         except BaseException as error:
-            self._fail(error, [*self._held, arrival])
+            self._fail(error, waiting)
             return
         if arrival.key.last:
-            finished, self._held = self._held or [arrival], []
-        else:
-            finished = [] if self._regroup_left > 0 else [arrival]
-        for each in finished:
-            each.finish(each.buffer)
+            self._held = []
+        for each in waiting:
+            if each is not self._on_wire and each not in self._held:
+                each.finish(each.buffer)
+
+    def _leave(self, arrival: Arrival) -> None:
+        """Its payloads are on the wire. The next bucket's call ends it; if none is waiting, this does."""
+        self._on_wire = arrival
+        self._later(lambda: self._end(arrival))
+
+    def _end(self, arrival: Arrival) -> None:
+        if self._on_wire is not arrival:
+            return
+        try:
+            self.session.finish()
+        except BaseException as error:
+            return self._fail(error, [arrival])
+        self._on_wire = None
+        arrival.finish(arrival.buffer)
 
     def _begin_step(self, arrival: Arrival) -> None:
         self._step = []
@@ -136,9 +156,16 @@ class Core:
             self._reduce_dense(buffer, key.dtype, arrival)
 
     def _reduce(self, index: int, buffer: torch.Tensor, dtype: int, arrival: Arrival) -> None:
-        self.session.all_reduce(index, buffer.data_ptr(), buffer.numel(), dtype, arrival.ready_s)
+        bucket = (index, buffer.data_ptr(), buffer.numel(), dtype, arrival.ready_s)
+        if self._held:  # a regrouped bucket is taken apart as soon as this returns
+            return self.session.all_reduce(*bucket)
+        on_wire = self.session.all_reduce_overlapped(*bucket)
+        self._on_wire = None
+        if on_wire:
+            self._leave(arrival)
 
     def _reduce_dense(self, buffer: torch.Tensor, dtype: int, arrival: Arrival) -> None:
+        self._on_wire = None
         self.session.all_reduce_dense(buffer.data_ptr(), buffer.numel(), dtype)
 
     def _end_step(self) -> None:
@@ -265,6 +292,6 @@ class Core:
         if self.failure is None:
             self.failure = self._enrich(error)
             self.failure.__cause__ = self.communicator.failure or (None if isinstance(error, Error) else error)
-        self._held = []
+        self._held, self._on_wire = [], None
         for arrival in arrivals:
             arrival.finish(self.failure)

@@ -41,6 +41,9 @@ class NcclCommunicator:
     def choose_all_to_all(self) -> None:
         """NCCL chooses for itself."""
 
+    def drop_started(self) -> None:
+        """Nothing is started here that the session does not wait for."""
+
     def close(self) -> None:
         handle, self.handle = self.handle, None
         if handle is not None:

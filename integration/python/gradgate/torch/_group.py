@@ -1,5 +1,6 @@
 """torch.distributed as a communicator of the native library: blocking collectives on the memory it names."""
 
+import collections
 import ctypes
 import math
 import os
@@ -64,6 +65,7 @@ class Communicator:
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.failure: BaseException | None = None
+        self._started: collections.deque[tuple[dist.Work, dist.Work]] = collections.deque()
         self.rounds_from = math.inf  # bytes to each rank from which all_to_all goes in rounds; the same on every rank
         self._text = ctypes.create_string_buffer(400)
         self._ops = _native.CommunicatorOps(
@@ -76,6 +78,7 @@ class Communicator:
             _native.BARRIER(self._guard(self._barrier)),
             _native.ABORT(),
             _native.LAST_ERROR(lambda _: ctypes.addressof(self._text)),
+            *self._overlap(),
         )
         name = f"torch.distributed {dist.get_backend(group)}, {self.size} ranks"
         self.handle = _native.created(
@@ -92,6 +95,12 @@ class Communicator:
         if handle is not None:
             _native.library().gg_comm_destroy(handle)
         self._ops = None
+
+    def _overlap(self) -> tuple:
+        """All_gathers that are started and waited for later: between two ranks, where one message each way is all."""
+        if self.size != 2:
+            return _native.COLLECTIVE(), _native.BARRIER()
+        return _native.COLLECTIVE(self._guard(self._start_all_gather)), _native.BARRIER(self._guard(self._finish))
 
     def _guard(self, operation):
         def call(_, *arguments) -> int:
@@ -112,8 +121,31 @@ class Communicator:
         dist.all_reduce(result, group=self.group)
 
     def _all_gather(self, send, recv, count, dtype, _timeout) -> None:
-        result = view_memory(recv, self.size * count, dtype)
-        _all_gather(result, view_memory(send, count, dtype), group=self.group)
+        result, own = view_memory(recv, self.size * count, dtype), view_memory(send, count, dtype)
+        if self.size == 2 and count > 0:
+            # gloo's all_gather goes in segments, through buffers of its own and another thread.
+            for work in self._swap(result, own):
+                work.wait()
+        else:
+            _all_gather(result, own, group=self.group)
+
+    def _start_all_gather(self, send, recv, count, dtype, _timeout) -> None:
+        self._started.append(self._swap(view_memory(recv, 2 * count, dtype), view_memory(send, count, dtype)))
+
+    def _finish(self, _timeout) -> None:
+        for work in self._started.popleft():
+            work.wait()
+
+    def drop_started(self) -> None:
+        """Nothing that arrives from now on is written to memory: after a failure, before that memory goes."""
+        self._started.clear()
+
+    def _swap(self, result: torch.Tensor, own: torch.Tensor) -> tuple[dist.Work, dist.Work]:
+        """Starts an all_gather between two ranks: one message each way."""
+        blocks, peer = result.chunk(2), 1 - self.rank
+        if blocks[self.rank].data_ptr() != own.data_ptr():
+            blocks[self.rank].copy_(own)
+        return self.group.recv([blocks[peer]], peer, 0), self.group.send([own], peer, 0)
 
     def _all_to_all(self, send, recv, count, dtype, _timeout) -> None:
         result, given = view_memory(recv, self.size * count, dtype), view_memory(send, self.size * count, dtype)

@@ -148,7 +148,8 @@ class GateState:
         self._issuer = Issuer(f"gradgate-{rank}")
         words = LastWords(getattr(group, "group_name", "group"))
         try:
-            self._core = self._issuer.call(Core, group, options, self.options["start_step"], log, self._say, words)
+            arguments = (group, options, self.options["start_step"], log, self._say, words, self._issuer.submit)
+            self._core = self._issuer.call(Core, *arguments)
         except BaseException:
             self._issuer.close()
             raise
