@@ -66,6 +66,7 @@ struct PlanState {
   uint32_t hold_steps = 0;  ///< length of the current or the next hold
   uint32_t rounds = 0;      ///< ABBA rounds in this verification
   bool challenge = false;   ///< verification of a new plan against `running`; else of `running` against dense
+  bool refined = false;     ///< this challenge is of the first plan, predicted again from its own steps
   bool bring_up = true;     ///< before the first hold: its cost is start-up cost, not charged to the tokens
   bool drift_deferred = false;
   uint32_t losing = 0;  ///< agreement windows of negative saving in a row

@@ -226,7 +226,11 @@ class Planner {
 
   void after_challenge(const PairedTest& test) {
     next_.hold_steps = config_.hold_first;
-    if (test.verdict == Verdict::win) {
+    next_.refined = false;
+    // Between a first plan and its refinement nothing speaks for what runs: it was predicted from times that are known
+    // to be wrong. Undecided, the one that was faster goes on.
+    const bool faster = state_.refined && test.verdict == Verdict::undecided && test.median_gain_s > 0;
+    if (test.verdict == Verdict::win || faster) {
       for (size_t i = 0; i < next_.buckets.size(); ++i) {
         BucketState& b = next_.buckets[i];
         if (b.plan != b.running) b.running_transfer_s = agreed_.plan_transfer[i];
@@ -256,6 +260,7 @@ class Planner {
   // again with the times of its own steps, and what then looks better is compared with it.
   void refine() {
     next_.bring_up = false;
+    next_.refined = true;
     predict_then_verify_or_hold(config_.hold_first);
   }
 
@@ -383,7 +388,7 @@ class Planner {
     next_.phase_start = step_;
     next_.phase_end = step_ + next_.hold_steps;
     next_.rounds = 0;
-    next_.bring_up = false;
+    next_.bring_up = next_.refined = false;
     next_.reference_step_s = kNan;
     // Where nothing is left to decide, the ranks need not talk before the hold ends.
     const bool watch = open(next_) || alternatives();

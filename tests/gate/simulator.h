@@ -132,7 +132,7 @@ class Simulation {
     }
     total_shadow_s += shadow_s;
     total_s += step_s + shadow_s + hidden_s;
-    step_times.push_back(step_s + shadow_s + hidden_s);
+    step_times.push_back(std::isnan(given_step_s) ? step_s + shadow_s + hidden_s : given_step_s);
     for (uint32_t r = 0; r < world.ranks; ++r) {
       gates[r].end_step(step_times.back() - (world.hidden_on_rank0_only && r > 0 ? hidden_s : 0));
     }
@@ -175,6 +175,7 @@ class Simulation {
   std::vector<std::vector<StepPlan>> actions;  ///< per bucket
   std::vector<double> step_times;
   double total_s = 0, total_shadow_s = 0;
+  double given_step_s = std::numeric_limits<double>::quiet_NaN();  ///< not NaN: what the next steps take, whatever they do
   int agreements = 0;
 
  private:
