@@ -52,22 +52,42 @@ struct CastBlock {
 // f16 under the power of two of the whole vector, which a kernel before has found.
 struct Fp16Block {
   using Memory = NoMemory;
+  // `scale` may be a guess. Where the greatest element rounds to less than 2^15, as in nearly every group, nothing is
+  // limited, and one conversion of the device's makes two elements.
   template <bool kFeedback>
-  static __device__ __forceinline__ void encode(const EncodeJob& job, const Seed&, Memory&, size_t group, unsigned n,
-                                                uint32_t, float* x) {
-    const codecs::Fp16Scale scale = codecs::Fp16Scale::of(*job.greatest);
-    if (group == 0 && lane_id() == 0) *reinterpret_cast<uint32_t*>(job.first) = scale.stored;
+  static __device__ __forceinline__ void encode_by(const codecs::Fp16Scale& scale, const EncodeJob& job, size_t group,
+                                                   unsigned n, uint32_t max, float* x) {
+    codecs::F16* const out = reinterpret_cast<codecs::F16*>(job.second) + group * codecs::kGroup;
+    const float step = exact::from_bits(scale.stored);
+    if (n == codecs::kGroup && exact::mul(exact::from_bits(max), scale.in) < 32760.0f) {
+#pragma unroll
+      for (unsigned j = 0; j < kPerLane; j += 4) {
+        const uint32_t low = round_two_f16(exact::mul(x[j], scale.in), exact::mul(x[j + 1], scale.in));
+        const uint32_t high = round_two_f16(exact::mul(x[j + 2], scale.in), exact::mul(x[j + 3], scale.in));
+        __stwb(reinterpret_cast<uint2*>(out + element(lane_id(), j)), make_uint2(low, high));
+        if constexpr (kFeedback) {
+          x[j] = exact::sub(x[j], codecs::fp16_value(static_cast<uint16_t>(low), step));
+          x[j + 1] = exact::sub(x[j + 1], codecs::fp16_value(static_cast<uint16_t>(low >> 16), step));
+          x[j + 2] = exact::sub(x[j + 2], codecs::fp16_value(static_cast<uint16_t>(high), step));
+          x[j + 3] = exact::sub(x[j + 3], codecs::fp16_value(static_cast<uint16_t>(high >> 16), step));
+        }
+      }
+      return;
+    }
     codecs::F16 code[kPerLane];
 #pragma unroll
-    for (unsigned j = 0; j < kPerLane; ++j) code[j].bits = scale.element(x[j]);
-    store_lane(reinterpret_cast<codecs::F16*>(job.second) + group * codecs::kGroup, n, true, code);
-    if constexpr (kFeedback) {
-      const float step = exact::from_bits(scale.stored);
-#pragma unroll
-      for (unsigned j = 0; j < kPerLane; ++j) {
-        if (exact::is_finite(x[j])) x[j] = exact::sub(x[j], codecs::fp16_value(code[j].bits, step));
-      }
+    for (unsigned j = 0; j < kPerLane; ++j) {
+      code[j].bits = scale.element(x[j]);
+      if (kFeedback && exact::is_finite(x[j])) x[j] = exact::sub(x[j], codecs::fp16_value(code[j].bits, step));
     }
+    store_lane(out, n, true, code);
+  }
+  template <bool kFeedback>
+  static __device__ __forceinline__ void encode(const EncodeJob& job, const Seed&, Memory&, size_t group, unsigned n,
+                                                uint32_t max, float* x) {
+    const codecs::Fp16Scale scale = codecs::Fp16Scale::of(*job.greatest);
+    if (group == 0 && lane_id() == 0) *reinterpret_cast<uint32_t*>(job.first) = scale.stored;
+    encode_by<kFeedback>(scale, job, group, n, max, x);
   }
   static __device__ __forceinline__ void decode(const std::byte* payload, size_t first, size_t second, Memory&,
                                                 size_t group, unsigned n, float* v) {
@@ -195,11 +215,8 @@ __global__ void __launch_bounds__(kBlockThreads) find_greatest(EncodeJob job) {
     float x[kPerLane];
     gather_group<Block, kSum>(job, gradient, memory, group, n, x);
     form_x<kFeedback>(job.residual + group * codecs::kGroup, n, fast_e, job.flush, x);
-#pragma unroll
-    for (unsigned j = 0; j < kPerLane; ++j) {
-      const uint32_t m = exact::mag(x[j]);
-      greatest = m < exact::kInfBits ? max(greatest, m) : greatest;
-    }
+    const uint32_t max = max_mag(x);
+    greatest = ::max(greatest, max < exact::kInfBits ? max : max_finite_mag(x));
   }
   greatest = warp_max(greatest);
   if (lane_id() == 0 && greatest > 0) atomicMax(job.greatest, greatest);
@@ -209,31 +226,22 @@ __global__ void __launch_bounds__(kBlockThreads) find_greatest(EncodeJob job) {
 // changes. Encodes by *guess and finds the greatest; kAgain: encodes by that, if the scale was another one.
 template <bool kAgain>
 __global__ void __launch_bounds__(kBlockThreads) encode_guessed(EncodeJob job, const uint32_t* guess) {
-  EncodeJob by = job;
-  if constexpr (kAgain) {
-    if (codecs::Fp16Scale::of(*job.greatest).stored == codecs::Fp16Scale::of(*guess).stored) return;
-  } else {
-    by.greatest = const_cast<uint32_t*>(guess);
-  }
+  const auto scale = codecs::Fp16Scale::of(kAgain ? *job.greatest : *guess);
+  if (kAgain && scale.stored == codecs::Fp16Scale::of(*guess).stored) return;
+  if (blockIdx.x == 0 && threadIdx.x == 0) *reinterpret_cast<uint32_t*>(job.first) = scale.stored;
   const Vector gradient(job.gradient, job.dtype);
-  NoMemory memory(0);
   const size_t groups = groups_in(job.count), step = size_t{gridDim.x} * kBlockWarps;
   uint32_t greatest = 0;
   for (size_t group = size_t{blockIdx.x} * kBlockWarps + threadIdx.x / 32; group < groups; group += step) {
     const unsigned n = group_length(group, job.count);
     float x[kPerLane];
     gradient.load(group * codecs::kGroup, n, x);
+    const uint32_t max = warp_max(max_mag(x));
     if constexpr (!kAgain) {
-      bool finite = true;
-#pragma unroll
-      for (unsigned j = 0; j < kPerLane; ++j) {
-        const uint32_t m = exact::mag(x[j]);
-        greatest = m < exact::kInfBits ? max(greatest, m) : greatest;
-        finite &= m < exact::kInfBits;
-      }
-      if (!__all_sync(kFull, finite)) note_non_finite(x, job.payload, job.non_finite);
+      if (max >= exact::kInfBits) note_non_finite(x, job.payload, job.non_finite);
+      greatest = ::max(greatest, max < exact::kInfBits ? max : max_finite_mag(x));
     }
-    Fp16Block::encode<false>(by, job.seed, memory, group, n, 0, x);
+    Fp16Block::encode_by<false>(scale, job, group, n, max, x);
   }
   if constexpr (!kAgain) {
     greatest = warp_max(greatest);

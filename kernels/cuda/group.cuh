@@ -40,12 +40,36 @@ __device__ __forceinline__ uint32_t warp_sum(uint32_t v) {
 #endif
 }
 
+/// The value of lane ^ mask. As a float from end to end: __shfl_xor_sync moves it through an integer register and back.
+__device__ __forceinline__ float shuffle_xor(float v, unsigned mask) {
+  float other;
+  asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xffffffff;" : "=f"(other) : "f"(v), "r"(mask));
+  return other;
+}
+
+/// v, in a register from here on: made before a loop, the compiler would rather make it anew in every round.
+__device__ __forceinline__ uint32_t held(uint32_t v) {
+  asm volatile("" : "+r"(v));
+  return v;
+}
+
 __device__ __forceinline__ float widen(float v) { return v; }
 __device__ __forceinline__ float widen(uint16_t v) { return codecs::widen_bf16(v); }
 __device__ __forceinline__ float widen(codecs::F16 v) { return codecs::widen_f16(v.bits); }
 __device__ __forceinline__ void narrow(float v, float* out) { *out = exact::canonical(v); }
 __device__ __forceinline__ void narrow(float v, uint16_t* out) { *out = codecs::round_bf16(v); }
 __device__ __forceinline__ void narrow(float v, codecs::F16* out) { out->bits = codecs::round_f16(v); }
+
+/// Two values that become neither Inf nor NaN as f16, to nearest even: the first in the lower half.
+__device__ __forceinline__ uint32_t round_two_f16(float low, float high) {
+#if __CUDA_ARCH__ >= 800
+  uint32_t two;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
+  return two;
+#else
+  return codecs::round_f16(low) | static_cast<uint32_t>(codecs::round_f16(high)) << 16;
+#endif
+}
 
 // Four neighbouring values in one access. The caller knows that `p` is aligned to all four.
 __device__ __forceinline__ void load4(const float* p, float* v) {
@@ -197,6 +221,14 @@ __device__ __forceinline__ uint32_t max_mag(const float* v) {
   uint32_t max_of = 0;
 #pragma unroll
   for (unsigned j = 0; j < kPerLane; ++j) max_of = max(max_of, exact::mag(v[j]));
+  return max_of;
+}
+
+/// The same of those that are finite.
+__device__ __forceinline__ uint32_t max_finite_mag(const float* v) {
+  uint32_t max_of = 0;
+#pragma unroll
+  for (unsigned j = 0; j < kPerLane; ++j) max_of = max(max_of, exact::is_finite(v[j]) ? exact::mag(v[j]) : 0u);
   return max_of;
 }
 

@@ -29,26 +29,8 @@ __device__ __forceinline__ void group_dither(const Seed& seed, size_t group, flo
   }
 }
 
-// The butterflies of int4:hadamard over a block of 128, four neighbours a lane. The upper one of a pair takes its own
-// from the other's: the sum of the other and its own with the sign changed.
-__device__ __forceinline__ void butterflies(float* y) {
-#pragma unroll
-  for (unsigned mask = 16; mask > 0; mask >>= 1) {
-    const uint32_t sign = (lane_id() & mask) != 0 ? 0x80000000u : 0u;
-#pragma unroll
-    for (unsigned j = 0; j < 4; ++j) {
-      const float other = __shfl_xor_sync(kFull, y[j], static_cast<int>(mask));
-      y[j] = exact::add(other, exact::from_bits(exact::bits(y[j]) ^ sign));
-    }
-  }
-  codecs::butterfly(y, y + 2);
-  codecs::butterfly(y + 1, y + 3);
-  codecs::butterfly(y, y + 1);
-  codecs::butterfly(y + 2, y + 3);
-}
-
-// The signs of a rotation, which follow from the step: made once by a CTA for the step that all payloads have as a
-// rule.
+// What a thread of int4:hadamard needs from block to block: the signs of the rotation, which follow from the step (made
+// once by a CTA for the step that all payloads have as a rule), and the side of each butterfly that its lane is on.
 class RotationMemory {
  public:
   __device__ explicit RotationMemory(uint32_t step) : step_(step) {
@@ -59,22 +41,43 @@ class RotationMemory {
       for (unsigned w = 0; w < 4; ++w) words[w] = signs.word[w];
     }
     __syncthreads();
-    mine_ = words[lane_id() / 8] >> (lane_id() % 8 * 4);
-  }
-  /// Of the lane's four elements of a block, bits 0 to 3. All lanes ask for the same step.
-  __device__ __forceinline__ uint32_t of(uint32_t step) {
-    if (step != step_) {
-      const codecs::PhiloxBlock signs = codecs::rotation_signs(step);
-      step_ = step;
-      mine_ = 0;
 #pragma unroll
-      for (unsigned w = 0; w < 4; ++w) mine_ = lane_id() / 8 == w ? signs.word[w] >> (lane_id() % 8 * 4) : mine_;
+    for (unsigned j = 0; j < 4; ++j) sign_[j] = held(words[lane_id() / 8] >> (lane_id() % 8 * 4 + j) << 31);
+#pragma unroll
+    for (unsigned stage = 0; stage < 5; ++stage)
+      side_[stage] = exact::from_bits(held(0x3f800000u | lane_id() >> stage << 31));
+  }
+  /// Of the lane's element j of a block, as the sign bit of a float.
+  __device__ __forceinline__ uint32_t sign(unsigned j) const { return sign_[j]; }
+  /// In which of these the rotation of another step differs, bits 0 to 3.
+  __device__ __forceinline__ uint32_t other_signs(uint32_t step) const {
+    if (step == step_) return 0;
+    const codecs::PhiloxBlock signs = codecs::rotation_signs(step);
+    uint32_t other = 0;
+#pragma unroll
+    for (unsigned w = 0; w < 4; ++w) other = lane_id() / 8 == w ? signs.word[w] >> (lane_id() % 8 * 4) : other;
+#pragma unroll
+    for (unsigned j = 0; j < 4; ++j) other ^= sign_[j] >> (31 - j);
+    return other & 15u;
+  }
+
+  /// The butterflies over a block of 128, four neighbours a lane. The upper one of a pair takes its own from the
+  /// other's; a product with 1 or -1 is exact, so that the fused operation rounds once, as the sum does.
+  __device__ __forceinline__ void butterflies(float* y) const {
+#pragma unroll
+    for (unsigned stage = 5; stage-- > 0;) {
+#pragma unroll
+      for (unsigned j = 0; j < 4; ++j) y[j] = __fmaf_rn(y[j], side_[stage], shuffle_xor(y[j], 1u << stage));
     }
-    return mine_;
+    codecs::butterfly(y, y + 2);
+    codecs::butterfly(y + 1, y + 3);
+    codecs::butterfly(y, y + 1);
+    codecs::butterfly(y + 2, y + 3);
   }
 
  private:
-  uint32_t step_, mine_;
+  uint32_t step_, sign_[4];
+  float side_[5];
 };
 
 template <class F>
@@ -129,7 +132,7 @@ struct ScaledBlock {
           const auto decoder = F::Decoder::rotated(stored);
 #pragma unroll
           for (unsigned j = 0; j < kEach; ++j) vs[j] = decoder.value(code[half * kEach + j]);
-          unrotate(memory.of(step_of(payload)), stored, vs);
+          unrotate(memory, memory.other_signs(step_of(payload)), stored, vs);
         } else {
           const auto decoder = F::Decoder::of(stored);
 #pragma unroll
@@ -163,12 +166,11 @@ struct ScaledBlock {
       }
       return encoder.stored;
     } else {
-      const uint32_t signs = memory.of(seed.step);
       const auto rotation = codecs::Rotation::of(max);
       float y[kEach];
 #pragma unroll
-      for (unsigned j = 0; j < kEach; ++j) y[j] = rotation.in(x[j], signs >> j << 31);
-      butterflies(y);
+      for (unsigned j = 0; j < kEach; ++j) y[j] = rotation.in(x[j], memory.sign(j));
+      memory.butterflies(y);
       uint32_t greatest = 0;
 #pragma unroll
       for (unsigned j = 0; j < kEach; ++j) greatest = ::max(greatest, exact::mag(y[j]));
@@ -180,7 +182,7 @@ struct ScaledBlock {
         y[j] = decoder.value(code[j]);
       }
       if constexpr (kFeedback) {
-        unrotate(signs, encoder.stored, y);
+        unrotate(memory, 0, encoder.stored, y);
 #pragma unroll
         for (unsigned j = 0; j < kEach; ++j) x[j] = exact::sub(x[j], y[j]);
       }
@@ -188,11 +190,23 @@ struct ScaledBlock {
     }
   }
 
-  static __device__ __forceinline__ void unrotate(uint32_t signs, uint32_t stored, float* z) {
-    const auto back = codecs::Unrotation::of(stored);
-    butterflies(z);
+  static __device__ __forceinline__ void unrotate(const Memory& memory, uint32_t other_signs, uint32_t stored,
+                                                  float* z) {
+    if (stored == 0) {
 #pragma unroll
-    for (unsigned j = 0; j < kEach; ++j) z[j] = stored == 0 ? 0.0f : back.out(z[j], signs >> j << 31);
+      for (unsigned j = 0; j < kEach; ++j) z[j] = 0.0f;
+      return;
+    }
+    memory.butterflies(z);
+    const auto back = codecs::Unrotation::of(stored);
+    if (back.after == 1.0f && other_signs == 0) {  // nearly always
+#pragma unroll
+      for (unsigned j = 0; j < kEach; ++j)
+        z[j] = exact::from_bits(exact::bits(exact::mul(z[j], 0x1p-7f)) ^ memory.sign(j));
+    } else {
+#pragma unroll
+      for (unsigned j = 0; j < kEach; ++j) z[j] = back.out(z[j], memory.sign(j) ^ other_signs >> j << 31);
+    }
   }
 
   template <class Encoder>
