@@ -1,10 +1,11 @@
-// chunk-topk: a team (a warp for chunks up to 1024, a CTA for longer ones) holds a chunk in shared memory, finds the
-// c-th greatest magnitude and writes what comes first in the order, in ascending index order. One read of the gradient,
-// and with feedback one read and one write of the residual.
+// chunk-topk: a team (a warp for chunks up to 1024, a CTA of four or eight for longer ones) holds a chunk in shared
+// memory, finds the c-th greatest magnitude and writes what comes first in the order, in ascending index order. One
+// read of the gradient, and with feedback one read and one write of the residual.
 //
 // The search never looks at every element twice: the greatest of every four consecutive elements stay in registers, and
-// a bisection over those gives a bound that at least c elements reach. Elements that reach it (a few more than c) are
-// listed, and the exact place is found in the list.
+// a search over those gives a bound that at least c elements reach. Elements that reach it (a few more than c) are
+// listed, and the exact place is found among their keys, which registers hold again. Searches guess where the wanted
+// count lies between two that are known, so that they take a few steps, however many are kept.
 #pragma once
 
 #include "codecs/chunk_topk.h"
@@ -12,14 +13,17 @@
 #include "kernels/cuda/blocks.cuh"
 #include "kernels/cuda/entries.cuh"
 #include "kernels/cuda/group.cuh"
+#include "kernels/cuda/run_places.cuh"
 
 namespace gradgate::kernels::cuda {
 namespace {
 
 inline constexpr uint32_t kGroup = static_cast<uint32_t>(codecs::kGroup);
-inline constexpr uint32_t kWarpChunk = 1024;  // the longest chunk of a warp
-inline constexpr unsigned kSmallTeams = 4;    // warps a CTA, where a warp is a team
-inline constexpr unsigned kLargeWarps = 8;    // warps of a team, where a CTA is one
+inline constexpr unsigned kSmallTeams = 4;  // warps a CTA, where a warp is a team
+
+/// Warps of a team: the more elements a lane has, the less the search costs each; but long chunks leave room for few
+/// CTAs.
+__host__ __device__ constexpr int team_warps(uint32_t chunk) { return chunk <= 1024 ? 1 : chunk <= 8192 ? 4 : 8; }
 
 /// Elements that a team forms at once: a chunk, or the group of several short ones.
 __host__ __device__ constexpr uint32_t unit_of(uint32_t chunk) { return chunk > kGroup ? chunk : kGroup; }
@@ -38,7 +42,7 @@ __device__ __forceinline__ unsigned lanes_below() { return (1u << lane_id()) - 1
 // Threads that work on one chunk. kWarps 1: every warp of the CTA is a team of its own.
 template <int kWarps>
 struct Team {
-  uint32_t* scratch;  ///< 3 * kWarps words of shared memory
+  uint32_t* scratch;  ///< 2 * kWarps words of shared memory
 
   __device__ static unsigned warp() { return kWarps == 1 ? 0 : threadIdx.x / 32; }
   __device__ static void sync() {
@@ -48,55 +52,69 @@ struct Team {
       __syncthreads();
     }
   }
-  /// Sum over the team of a value each lane has.
+  /// Sum over the team's warps of a value that the lanes of each have in common.
   __device__ uint32_t sum(uint32_t v) const {
-    v = warp_sum(v);
-    if constexpr (kWarps > 1) {
-      if (lane_id() == 0) scratch[warp()] = v;
-      __syncthreads();
-      v = 0;
-      for (int w = 0; w < kWarps; ++w) v += scratch[w];
-      __syncthreads();
-    }
+    if constexpr (kWarps > 1) v = warp_sum(of_warp(v)), __syncthreads();
     return v;
   }
   __device__ uint32_t max(uint32_t v) const {
-    v = warp_max(v);
-    if constexpr (kWarps > 1) {
-      if (lane_id() == 0) scratch[warp()] = v;
-      __syncthreads();
-      v = 0;
-      for (int w = 0; w < kWarps; ++w) v = v > scratch[w] ? v : scratch[w];
-      __syncthreads();
-    }
+    if constexpr (kWarps > 1) v = warp_max(of_warp(v)), __syncthreads();
     return v;
+  }
+
+ private:
+  /// Lane w gets the value of warp w, the others 0.
+  __device__ uint32_t of_warp(uint32_t v) const {
+    if (lane_id() == 0) scratch[warp()] = v;
+    __syncthreads();
+    return lane_id() < kWarps ? scratch[lane_id()] : 0;
   }
 };
 
-// The greatest t that at least k counted keys reach, or (`enough` > k) any t that k to `enough` reach. count(t): how
-// many reach t; all are below `above`. Gradients crowd below their greatest: steps down from there double, then halve.
+// Where the k-th greatest of some keys lies: at least k of them reach `key`, namely `reached`, and where those are more
+// than allowed, fewer than k exceed it.
+struct Threshold {
+  uint32_t key, reached;
+};
+
+inline constexpr uint32_t kUnknown = 0xffffffffu;
+
+// A key that k to `enough` reach, if there is one, between `low`, which is too low ({0, kUnknown} will do), and
+// `above`, which no key reaches. count(t): how many reach t. Gradients crowd below their greatest: from 0, steps down from there
+// double. Between two known counts a step goes to where a straight line has the wanted one; where the step before has
+// moved the same end as the one before it, to the middle.
 template <class Count>
-__device__ __forceinline__ uint32_t threshold(uint32_t above, uint32_t k, uint32_t enough, const Count& count) {
-  uint32_t low = 0, high = above, step = 1u << 21;  // a quarter of an octave
-  while (low == 0 && high > 0) {
-    const uint32_t t = high > step ? high - step : 0;
-    const uint32_t reached = t == 0 ? 0xffffffffu : count(t);
+__device__ __forceinline__ Threshold find_threshold(Threshold low, uint32_t above, uint32_t k, uint32_t enough,
+                                                    const Count& count) {
+  uint32_t high = above, beyond = 0, step = 1u << 22;  // half an octave
+  const float wanted = 0.5f * static_cast<float>(k + enough);
+  while (low.reached > enough && low.key == 0 && high > step) {
+    const uint32_t t = high - step, reached = count(t);
     if (reached >= k) {
-      low = t;
-      if (t != 0 && reached <= enough) return t;
-      break;
-    }
-    high = t;
-    step *= 2;
-  }
-  while (high - low > 1) {
-    const uint32_t t = low + (high - low) / 2, reached = count(t);
-    if (reached >= k) {
-      low = t;
-      if (reached <= enough) return t;
+      low = {t, reached};
     } else {
-      high = t;
+      high = t, beyond = reached;
+      step *= 2;
     }
+  }
+  bool middle = low.key == 0;
+  int moved = 0;  // the end of the last step: 1 low, -1 high
+  while (low.reached > enough && high - low.key > 1) {
+    uint32_t ahead = (high - low.key) / 2;
+    if (!middle) {
+      const float part = __fdividef(static_cast<float>(low.reached) - wanted, static_cast<float>(low.reached - beyond));
+      ahead = static_cast<uint32_t>(static_cast<float>(high - low.key) * part);
+      ahead = ahead < 1 ? 1 : ahead < high - low.key ? ahead : high - low.key - 1;
+    }
+    const uint32_t t = low.key + ahead, reached = count(t);
+    const int end = reached >= k ? 1 : -1;
+    if (end > 0) {
+      low = {t, reached};
+    } else {
+      high = t, beyond = reached;
+    }
+    middle = low.key == 0 || (!middle && end == moved);
+    moved = end;
   }
   return low;
 }
@@ -118,40 +136,75 @@ __device__ __forceinline__ void find_peaks(const float* x, uint32_t length, uint
   }
 }
 
-// Indices of the elements whose key reaches `bound`, in index order; returns how many. No key exceeds that of NaN, so
-// magnitudes may stand for keys here.
-template <bool kGuard>
+// Indices of the elements whose key reaches `bound`, of at most 4 · kWords rows, in index order; returns how many. No
+// key exceeds that of NaN, so magnitudes may stand for keys here.
+template <unsigned kWords>
+__device__ __forceinline__ uint32_t list_rows(const float* x, uint32_t row_begin, uint32_t row_end, uint32_t length,
+                                              const uint32_t* peak, uint32_t bound, uint16_t* list) {
+  using Places = RunPlaces<kWords>;
+  uint32_t mask = 0;
+#pragma unroll
+  for (unsigned r = 0; r < Places::kRuns; ++r) {
+    const uint32_t i = (row_begin + r) * 128 + lane_id() * 4;
+    // A peak is that of several rows, where there are many.
+    if (peak[r] < bound || row_begin + r >= row_end || i >= length) continue;
+    float v[4];
+    load4(x + i, v);
+    uint32_t four = 0;
+#pragma unroll
+    for (unsigned s = 0; s < 4; ++s) four |= exact::mag(v[s]) >= bound ? 1u << s : 0u;
+    mask |= (four & (1u << ::min(length - i, 4u)) - 1) << (Places::kRunBits * r);
+  }
+  const Places places(mask);
+  places.for_marked(mask, [&](unsigned j, uint32_t to) {
+    list[to] = static_cast<uint16_t>((row_begin + j / 4) * 128 + lane_id() * 4 + j % 4);
+  });
+  return places.total;
+}
 __device__ __forceinline__ uint32_t list_candidates(const float* x, uint32_t row_begin, uint32_t row_end,
                                                     uint32_t length, const uint32_t* peak, uint32_t bound,
                                                     uint16_t* list) {
+  if (row_end <= row_begin + 4) return list_rows<1>(x, row_begin, row_end, length, peak, bound, list);
   uint32_t listed = 0;
-  for (uint32_t row = row_begin; row < row_end; row += 8) {
-#pragma unroll
-    for (unsigned j = 0; j < 8; ++j) {
-      if (row + j >= row_end) break;
-      if (!__any_sync(kFull, peak[j] >= bound)) continue;  // a peak is that of several rows, where there are many
-      const uint32_t i = (row + j) * 128 + lane_id() * 4;
-      float v[4];
-      load4(x + i, v);
-      unsigned votes[4], before = 0, all = 0;
-      bool reaches[4];
-#pragma unroll
-      for (unsigned s = 0; s < 4; ++s) {
-        reaches[s] = exact::mag(v[s]) >= bound && (!kGuard || i + s < length);
-        votes[s] = __ballot_sync(kFull, reaches[s]);
-        before += __popc(votes[s] & lanes_below());
-        all += __popc(votes[s]);
-      }
-      uint32_t at = listed + before;
-#pragma unroll
-      for (unsigned s = 0; s < 4; ++s) {
-        if (reaches[s]) list[at++] = static_cast<uint16_t>(i + s);
-      }
-      listed += all;
-    }
-  }
+  for (uint32_t row = row_begin; row < row_end; row += 8)
+    listed += list_rows<2>(x, row, row_end, length, peak, bound, list + listed);
   return listed;
 }
+
+// The keys of a warp's part of the list: the first kHeld of a lane in registers, which hold nearly always all.
+template <unsigned kHeld>
+class ListedKeys {
+ public:
+  __device__ ListedKeys(const float* x, const uint16_t* list, uint32_t listed) : x_(x), list_(list), listed_(listed) {
+#pragma unroll
+    for (unsigned j = 0; j < kHeld; ++j) {
+      if (j * 32 >= listed) break;
+      const uint32_t i = j * 32 + lane_id();
+      held_[j] = i < listed ? key_of(x[list[i]]) : 0;
+    }
+  }
+  /// Calls f(key) for each of the lane's; keys that are 0 may stand for none.
+  template <class F>
+  __device__ __forceinline__ void each(const F& f) const {
+#pragma unroll
+    for (unsigned j = 0; j < kHeld; ++j) {
+      if (j * 32 >= listed_) return;
+      f(held_[j]);
+    }
+    for (uint32_t i = kHeld * 32 + lane_id(); i < listed_; i += 32) f(key_of(x_[list_[i]]));
+  }
+  /// How many of the warp's reach t > 0.
+  __device__ __forceinline__ uint32_t reaching(uint32_t t) const {
+    uint32_t n = 0;
+    each([&](uint32_t key) { n += key >= t; });
+    return warp_sum(n);
+  }
+
+ private:
+  const float* x_;
+  const uint16_t* list_;
+  uint32_t listed_, held_[kHeld];
+};
 
 // Values and indices of one chunk's entries; with feedback x of the chosen becomes their residual. Each warp owns
 // rows_each rows of 128; peak: the greatest keys of its lanes' fours, of rows 0, 8, 16 … in peak[0], and so on.
@@ -162,50 +215,40 @@ __device__ void select_chunk(const Team<kWarps>& team, float* x, uint16_t* list,
   const unsigned lane = lane_id(), warp = team.warp();
   const uint32_t rows = (length + 127) / 128;
   const uint32_t row_begin = warp * rows_each, row_end = rows < row_begin + rows_each ? rows : row_begin + rows_each;
-  const bool whole = length % 128 == 0;
 
-  uint32_t top = 0;
+  uint32_t top = 0;  // of the lane
 #pragma unroll
   for (unsigned j = 0; j < 8; ++j) top = ::max(top, peak[j]);
-  const uint32_t above = team.max(top) + 1;
-  uint32_t bound = 0;
-  const uint32_t peaks = (rows_each < 8 ? rows_each : 8) * 32 * kWarps;
-  if (k * 2 <= peaks && k < length) {  // with fewer peaks the list would be nearly everything anyway
-    const uint32_t enough = k + k / 4 + 8;
-    bound = threshold(above, k, enough, [&](uint32_t t) {
+  const uint32_t above = team.max(warp_max(top)) + 1;
+  Threshold bound{0, kUnknown};
+  const uint32_t peaks = (rows_each < 8 ? rows_each : 8) * 32 * kWarps, enough = k + k / 4 + 8;
+  if (k * 4 <= 32 * kWarps && k < length) {  // few: the greatest of each lane will do
+    bound = find_threshold(bound, above, k, enough, [&](uint32_t t) {
+      return team.sum(static_cast<uint32_t>(__popc(__ballot_sync(kFull, top >= t))));
+    });
+  } else if (k * 2 <= peaks && k < length) {  // with fewer peaks the list would be nearly everything anyway
+    bound = find_threshold(bound, above, k, enough, [&](uint32_t t) {
       uint32_t n = 0;
 #pragma unroll
       for (unsigned j = 0; j < 8; ++j) n += peak[j] >= t;
-      return team.sum(n);
+      return team.sum(warp_sum(n));
     });
   }
 
   // Each warp's part of the list begins where its rows do.
   uint16_t* const mine = list + row_begin * 128;
-  const uint32_t listed = whole ? list_candidates<false>(x, row_begin, row_end, length, peak, bound, mine)
-                                : list_candidates<true>(x, row_begin, row_end, length, peak, bound, mine);
+  const uint32_t listed = list_candidates(x, row_begin, row_end, length, peak, bound.key, mine);
   team.sync();
 
-  // The c-th greatest of the list, exactly: at least k keys reach `last`, fewer exceed it.
-  uint32_t last;
-  if (kWarps == 1 && listed <= 32) {  // nearly always: the list in registers
-    const uint32_t key = lane < listed ? key_of(x[mine[lane]]) : 0;
-    last = threshold(above, k, k,
-                     [&](uint32_t t) { return static_cast<uint32_t>(__popc(__ballot_sync(kFull, key >= t))); });
-  } else {
-    last = threshold(above, k, k, [&](uint32_t t) {
-      uint32_t n = 0;
-      for (uint32_t i = lane; i < listed; i += 32) n += key_of(x[mine[i]]) >= t;
-      return team.sum(n);
-    });
-  }
-  uint32_t greater = 0, equal = 0;
-  for (uint32_t i = lane; i < listed; i += 32) {
-    const uint32_t key = key_of(x[mine[i]]);
-    greater += key > last;
-    equal += key == last;
-  }
-  greater = warp_sum(greater), equal = warp_sum(equal);
+  // The c-th greatest of the list, exactly. As a rule there is a key that exactly k reach; else some equal ones are
+  // left.
+  const ListedKeys<kWarps == 1 ? 8 : 4> keys(x, mine, listed);
+  bound.reached = team.sum(listed);
+  const Threshold found = find_threshold(bound, above, k, k, [&](uint32_t t) { return team.sum(keys.reaching(t)); });
+  const bool untied = found.reached == k && found.key > 0;
+  const uint32_t last = untied ? found.key - 1 : found.key;  // the greatest key that does not go for certain
+  const uint32_t greater = kWarps == 1 && untied ? k : keys.reaching(last + 1);
+  const uint32_t equal = untied ? 0 : last == 0 ? listed - greater : keys.reaching(last) - greater;
   // Of the equal ones the first in index order are taken; what earlier warps take and write goes before.
   uint32_t ties = equal, place = 0;
   if constexpr (kWarps == 1) {
@@ -282,10 +325,10 @@ __device__ void sum_unit(const ChunkJob& job, size_t begin, uint32_t n, float* x
 }
 
 template <bool kFeedback, bool kSum, int kWarps>
-__global__ void __launch_bounds__(kWarps == 1 ? kSmallTeams * 32 : kWarps * 32, kWarps == 1 ? 6 : 3)
+__global__ void __launch_bounds__(kWarps == 1 ? kSmallTeams * 32 : kWarps * 32, kWarps == 8 ? 3 : 5)
     encode_chunks(ChunkJob job) {
   extern __shared__ float4 shared[];  // for each team: x, and a list of as many indices
-  __shared__ uint32_t scratch[3 * kWarps];
+  __shared__ uint32_t scratch[2 * kWarps];
   constexpr unsigned kTeams = kWarps == 1 ? kSmallTeams : 1;
   if constexpr (kSum) {
     if (!may_encode(job)) return;

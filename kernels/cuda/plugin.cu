@@ -105,8 +105,9 @@ int most_shared() {
 
 ChunkPlan chunk_plan(uint32_t chunk) {
   ChunkPlan plan{};
-  plan.teams = chunk <= kWarpChunk ? kSmallTeams : 1;
-  plan.threads = chunk <= kWarpChunk ? kSmallTeams * 32 : kLargeWarps * 32;
+  const unsigned warps = static_cast<unsigned>(team_warps(chunk));
+  plan.teams = warps == 1 ? kSmallTeams : 1;
+  plan.threads = plan.teams * warps * 32;
   plan.team_bytes = size_t{unit_of(chunk)} * 6;
   plan.shared_bytes = plan.team_bytes * plan.teams;
   plan.spill = plan.shared_bytes + 1024 > static_cast<size_t>(most_shared());
@@ -170,8 +171,10 @@ int encode_chunks_as(const ChunkJob& job, const ChunkPlan& plan, size_t ctas, cu
 int encode_chunks_of(const CodecSpec& spec, const ChunkJob& job, cudaStream_t stream) {
   const ChunkPlan plan = chunk_plan(job.chunk);
   const size_t ctas = ceil_div(ceil_div(job.count, unit_of(job.chunk)), plan.teams);
-  const int status = job.chunk <= kWarpChunk ? encode_chunks_as<1>(job, plan, ctas, stream)
-                                             : encode_chunks_as<static_cast<int>(kLargeWarps)>(job, plan, ctas, stream);
+  const int warps = team_warps(job.chunk);
+  const int status = warps == 1   ? encode_chunks_as<1>(job, plan, ctas, stream)
+                     : warps == 4 ? encode_chunks_as<4>(job, plan, ctas, stream)
+                                  : encode_chunks_as<8>(job, plan, ctas, stream);
   if (status != cudaSuccess || spec.value != DType::u8) return status;
   QuantizeJob quantize{};
   static_cast<EncodeJob&>(quantize) = job;

@@ -18,6 +18,7 @@
 #include "kernels/cuda/blocks.cuh"
 #include "kernels/cuda/entries.cuh"
 #include "kernels/cuda/group.cuh"
+#include "kernels/cuda/run_places.cuh"
 
 namespace gradgate::kernels::cuda {
 namespace {
@@ -241,49 +242,6 @@ __global__ void __launch_bounds__(kTopkThreads) sample_keys(TopkJob job) {
   if (is_last_cta(job.state)) choose_threshold(job);
 }
 
-// Where a lane's elements go when the marked ones of its warp are listed in index order. Bit 8 g + j of a mask is
-// element j of the lane's group g; a run is four neighbours, runs of all lanes come one after the other.
-struct RunPlaces {
-  uint32_t before[2], all[2];  ///< a byte for each run, even ones and odd ones: in lower lanes, in all
-  uint32_t total;
-
-  __device__ explicit RunPlaces(uint32_t mask) {
-    uint32_t two = mask - (mask >> 1 & 0x55555555u);
-    two = (two & 0x33333333u) + (two >> 2 & 0x33333333u);
-    const uint32_t own[2] = {two & 0x0f0f0f0fu, two >> 4 & 0x0f0f0f0fu};
-    total = 0;
-#pragma unroll
-    for (unsigned w = 0; w < 2; ++w) {
-      uint32_t upto = own[w];
-#pragma unroll
-      for (unsigned step = 1; step < 32; step *= 2) {
-        const uint32_t lower = __shfl_up_sync(kFull, upto, step);
-        upto += lane_id() >= step ? lower : 0;  // at most 128: no byte runs over
-      }
-      before[w] = upto - own[w];
-      all[w] = __shfl_sync(kFull, upto, 31);
-#pragma unroll
-      for (unsigned r = 0; r < kRunGroups; ++r) total += all[w] >> (8 * r) & 0xffu;
-    }
-  }
-};
-
-/// Calls f(j, place) for each marked element of the lane, j = 8 · group + element.
-template <class F>
-__device__ __forceinline__ void for_marked(uint32_t mask, const RunPlaces& places, const F& f) {
-  uint32_t runs = 0;  // marked elements of the runs so far
-#pragma unroll
-  for (unsigned r = 0; r < 2 * kRunGroups; ++r) {
-    if ((mask >> (4 * r) & 15u) != 0) {
-      uint32_t to = runs + (places.before[r & 1] >> (r / 2 * 8) & 0xffu);
-#pragma unroll
-      for (unsigned s = 0; s < 4; ++s) {
-        if ((mask >> (4 * r + s) & 1u) != 0) f(4 * r + s, to++);
-      }
-    }
-    runs += places.all[r & 1] >> (r / 2 * 8) & 0xffu;
-  }
-}
 /// Element of the warp's part of a tile that a lane's bit stands for.
 __device__ __forceinline__ uint32_t run_element(unsigned j) {
   return j / kPerLane * static_cast<uint32_t>(codecs::kGroup) + element(lane_id(), j % kPerLane);
@@ -385,7 +343,7 @@ __global__ void __launch_bounds__(kTopkThreads, 3) collect(TopkJob job) {
         }
       }
     }
-    const RunPlaces places(mask);
+    const RunPlaces<2> places(mask);
     if (lane_id() == 0) warp_hits[warp] = places.total;
     burst = __syncthreads_or(burst);
     if (threadIdx.x == 0) {
@@ -400,7 +358,7 @@ __global__ void __launch_bounds__(kTopkThreads, 3) collect(TopkJob job) {
     if (base != kDeferred) {
       Count at = base;
       for (unsigned w = 0; w < warp; ++w) at += warp_hits[w];
-      for_marked(mask, places, [&](unsigned j, uint32_t to) {
+      places.for_marked(mask, [&](unsigned j, uint32_t to) {
         const float v = x[j / kPerLane][j % kPerLane];
         job.value[at + to] = exact::bits(v);
         job.index[at + to] = static_cast<uint16_t>(part.in_chunk + run_element(j));
@@ -651,7 +609,7 @@ __global__ void __launch_bounds__(kTopkThreads) recollect(TopkJob job) {
         equal |= (key == last && element(lane_id(), j) < part.n(g) ? 1u : 0u) << (g * kPerLane + j);
       }
     }
-    const RunPlaces tie_places(equal);
+    const RunPlaces<2> tie_places(equal);
     if (lane_id() == 0) warp_ties[warp] = tie_places.total;
     __syncthreads();
     if (warp == 0) {
@@ -663,8 +621,8 @@ __global__ void __launch_bounds__(kTopkThreads) recollect(TopkJob job) {
     __syncthreads();
     Count tie = before;
     for (unsigned w = 0; w < warp; ++w) tie += warp_ties[w];
-    for_marked(equal, tie_places, [&](unsigned j, uint32_t to) { mask |= (tie + to < ties ? 1u : 0u) << j; });
-    const RunPlaces places(mask);
+    tie_places.for_marked(equal, [&](unsigned j, uint32_t to) { mask |= (tie + to < ties ? 1u : 0u) << j; });
+    const RunPlaces<2> places(mask);
     if (lane_id() == 0) warp_hits[warp] = places.total;
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -678,7 +636,7 @@ __global__ void __launch_bounds__(kTopkThreads) recollect(TopkJob job) {
     __syncthreads();
     Count at = base;
     for (unsigned w = 0; w < warp; ++w) at += warp_hits[w];
-    for_marked(mask, places, [&](unsigned j, uint32_t to) {
+    places.for_marked(mask, [&](unsigned j, uint32_t to) {
       const float v = x[j / kPerLane][j % kPerLane];
       job.value[at + to] = exact::bits(v);
       job.index[at + to] = static_cast<uint16_t>(part.in_chunk + run_element(j));
