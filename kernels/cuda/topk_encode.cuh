@@ -162,15 +162,15 @@ __device__ __forceinline__ void add_key(uint32_t* bins, uint32_t bin, bool count
   }
 }
 
-/// The sample's bins: of a 256th of the elements, so that 32 bits do, in half the room.
-__device__ __forceinline__ uint32_t* sample_bins(const TopkJob& job) { return reinterpret_cast<uint32_t*>(job.bins); }
+/// Bins of the sample and of the candidates, for which 32 bits do: half the bytes to look through.
+__device__ __forceinline__ uint32_t* short_bins(const TopkJob& job) { return reinterpret_cast<uint32_t*>(job.bins); }
 
 /// The threshold: what `wanted` of the sample reach, or the carried one where the sample does not speak against it.
 __device__ inline void choose_threshold(const TopkJob& job) {
   __shared__ Count sampled, beyond;
   if (threadIdx.x == 0) sampled = 0, beyond = 0;
   __syncthreads();
-  uint32_t* const bins = sample_bins(job);
+  uint32_t* const bins = short_bins(job);
   const uint32_t carried = job.carried == nullptr ? 0 : *job.carried;
   constexpr uint32_t kLower = 1u << 18;  // 1.5 to 3 % below the carried one: gradients change from step to step
   const bool usable = carried > kLower && carried <= exact::kInfBits;
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(kTopkThreads) sample_keys(TopkJob job) {
     add_key(bins, codecs::topk_key(exact::mag(x)) >> kCoarseShift, in);
   }
   __syncthreads();
-  add_bins<kCoarseBins>(bins, sample_bins(job));
+  add_bins<kCoarseBins>(bins, short_bins(job));
   if (is_last_cta(job.state)) choose_threshold(job);
 }
 
@@ -280,8 +280,8 @@ __device__ inline void make_plan(const TopkJob& job) {
   const bool listed = __ldcg(&state->deferred) == 0;
   bool near = false;
   Place place{};
-  if (listed && found >= job.entries) {
-    place = place_of<kNearBins>(job.bins, job.entries);
+  if (listed && found >= job.entries && found <= 0xffffffffu) {
+    place = place_of<kNearBins>(short_bins(job), job.entries);
     near = place.bin < kNearBins - 1;
   }
   if (threadIdx.x == 0) {
@@ -300,7 +300,7 @@ __device__ inline void make_plan(const TopkJob& job) {
       }
     }
   }
-  clear_all<kNearBins>(job.bins);
+  clear_all<kNearBins>(short_bins(job));
 }
 
 // One read of everything, and the only one as a rule: 4 bytes an element, with feedback 12, and 6 a candidate.
@@ -377,7 +377,7 @@ __global__ void __launch_bounds__(kTopkThreads, 3) collect(TopkJob job) {
     __syncthreads();
   }
   __syncthreads();
-  add_bins<kNearBins>(bins, job.bins);
+  add_bins<kNearBins>(bins, short_bins(job));
   if (is_last_cta(job.state)) make_plan(job);
 }
 
@@ -445,7 +445,7 @@ __global__ void __launch_bounds__(kTopkThreads) look_first(TopkJob job) {
       }
     }
     __syncthreads();
-    add_bins<kLastBins>(bins, job.bins);
+    add_bins<kLastBins>(bins, short_bins(job));
     return;
   }
   if (plan == TopkPlan::search) {
@@ -495,7 +495,7 @@ __global__ void __launch_bounds__(kTopkThreads) look_second(TopkJob job) {
   if (plan == TopkPlan::choose) {
     if (blockIdx.x >= chunks) return;
     // Now the last key is known, every CTA counts the candidates of some chunks.
-    const Place place = place_of<kLastBins>(job.bins, state->wanted);
+    const Place place = place_of<kLastBins>(short_bins(job), state->wanted);
     const uint32_t last = state->low + place.bin;
     if (blockIdx.x == 0 && threadIdx.x == 0) state->last = last, state->ties = state->wanted - place.above;
     for (size_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
