@@ -6,7 +6,7 @@
 
 #include "codecs/topk.h"
 #include "kernels/cuda/chunk_topk_decode.cuh"
-#include "kernels/cuda/topk_encode.cuh"
+#include "kernels/cuda/topk_job.cuh"
 
 namespace gradgate::kernels::cuda {
 namespace {

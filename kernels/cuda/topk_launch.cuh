@@ -3,8 +3,10 @@
 
 #include "codecs/codecs.h"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/topk_collect.cuh"
 #include "kernels/cuda/topk_decode.cuh"
-#include "kernels/cuda/topk_encode.cuh"
+#include "kernels/cuda/topk_pack.cuh"
+#include "kernels/cuda/topk_search.cuh"
 
 namespace gradgate::kernels::cuda {
 namespace {
