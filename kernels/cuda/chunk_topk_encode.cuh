@@ -80,9 +80,9 @@ struct Threshold {
 inline constexpr uint32_t kUnknown = 0xffffffffu;
 
 // A key that k to `enough` reach, if there is one, between `low`, which is too low ({0, kUnknown} will do), and
-// `above`, which no key reaches. count(t): how many reach t. Gradients crowd below their greatest: from 0, steps down from there
-// double. Between two known counts a step goes to where a straight line has the wanted one; where the step before has
-// moved the same end as the one before it, to the middle.
+// `above`, which no key reaches. count(t): how many reach t. Gradients crowd below their greatest: from 0, steps down
+// from there double. Between two known counts a step goes to where a straight line has the wanted one; where the step
+// before has moved the same end as the one before it, to the middle.
 template <class Count>
 __device__ __forceinline__ Threshold find_threshold(Threshold low, uint32_t above, uint32_t k, uint32_t enough,
                                                     const Count& count) {

@@ -131,7 +131,7 @@ struct ScaledBlock {
         if constexpr (F::kRotated) {
           const auto decoder = F::Decoder::rotated(stored);
 #pragma unroll
-          for (unsigned j = 0; j < kEach; ++j) vs[j] = decoder.value(code[half * kEach + j]);
+          for (unsigned j = 0; j < kEach; ++j) vs[j] = rotated_value(decoder, code[half * kEach + j]);
           unrotate(memory, memory.other_signs(step_of(payload)), stored, vs);
         } else {
           const auto decoder = F::Decoder::of(stored);
@@ -179,7 +179,7 @@ struct ScaledBlock {
 #pragma unroll
       for (unsigned j = 0; j < kEach; ++j) {
         code[j] = quantise(encoder, y[j], u, j);
-        y[j] = decoder.value(code[j]);
+        y[j] = rotated_value(decoder, code[j]);
       }
       if constexpr (kFeedback) {
         unrotate(memory, 0, encoder.stored, y);
@@ -190,6 +190,12 @@ struct ScaledBlock {
     }
   }
 
+  /// decoder.value without its factor, which for rotated elements is 1: what the scale says comes after the
+  /// butterflies.
+  template <class Decoder>
+  static __device__ __forceinline__ float rotated_value(const Decoder& decoder, int32_t code) {
+    return exact::mul(static_cast<float>(code), decoder.step);
+  }
   static __device__ __forceinline__ void unrotate(const Memory& memory, uint32_t other_signs, uint32_t stored,
                                                   float* z) {
     if (stored == 0) {
