@@ -16,7 +16,7 @@ template <class State, class Visit>
 void visit_state(State& s, Visit&& visit) {
   visit(s.epoch), visit(s.applies_at), visit(s.phase), visit(s.phase_start), visit(s.last_agreement);
   visit(s.next_agreement), visit(s.phase_end), visit(s.hold_steps), visit(s.rounds), visit(s.challenge);
-  visit(s.refined), visit(s.bring_up), visit(s.drift_deferred), visit(s.losing), visit(s.tokens_s), visit(s.saved_s);
+  visit(s.trial), visit(s.bring_up), visit(s.drift_deferred), visit(s.losing), visit(s.tokens_s), visit(s.saved_s);
   visit(s.startup_shadow_s), visit(s.dense_step_s), visit(s.plan_step_s), visit(s.reference_step_s);
   visit(s.measure_cost_s), visit(s.events), visit(s.step_s), visit(s.window_saved_s), visit(s.shadow_s);
   visit(s.check_cost_s), visit(s.window_steps), visit(s.verdict), visit(s.pairs), visit(s.wins), visit(s.losses);

@@ -58,6 +58,13 @@ struct BucketState {
   double guard_non_finite = 0;                                                         ///< elements of the result
 };
 
+/// Challenges between two plans that compress, once, before the first hold: they close nothing for good.
+enum class Trial : uint8_t {
+  none = 0,
+  refined = 1,  ///< of the first plan, predicted again from its own steps
+  serial = 2    ///< of the plan for the sum of all costs, where nothing counts as hidden
+};
+
 struct PlanState {
   uint64_t epoch = 0;       ///< agreements so far
   uint64_t applies_at = 0;  ///< step at which this state began
@@ -66,7 +73,7 @@ struct PlanState {
   uint32_t hold_steps = 0;  ///< length of the current or the next hold
   uint32_t rounds = 0;      ///< ABBA rounds in this verification
   bool challenge = false;   ///< verification of a new plan against `running`; else of `running` against dense
-  bool refined = false;     ///< this challenge is of the first plan, predicted again from its own steps
+  Trial trial = Trial::none;
   bool bring_up = true;     ///< before the first hold: its cost is start-up cost, not charged to the tokens
   bool drift_deferred = false;
   uint32_t losing = 0;  ///< agreement windows of negative saving in a row

@@ -226,11 +226,9 @@ class Planner {
 
   void after_challenge(const PairedTest& test) {
     next_.hold_steps = config_.hold_first;
-    next_.refined = false;
-    // Between a first plan and its refinement nothing speaks for what runs: it was predicted from times that are known
-    // to be wrong. Undecided, the one that was faster goes on.
-    const bool faster = state_.refined && test.verdict == Verdict::undecided && test.median_gain_s > 0;
-    if (test.verdict == Verdict::win || faster) {
+    const Trial trial = state_.trial;
+    next_.trial = Trial::none;
+    if (wins(test, trial)) {
       for (size_t i = 0; i < next_.buckets.size(); ++i) {
         BucketState& b = next_.buckets[i];
         if (b.plan != b.running) b.running_transfer_s = agreed_.plan_transfer[i];
@@ -239,13 +237,14 @@ class Planner {
       next_.losing = 0;
       next_.plan_step_s = test.plan_s;
       if (!open(next_)) next_.dense_step_s = test.plan_s;
+      if (trial == Trial::refined) return try_serial();
       return state_.bring_up && state_.exposed ? refine() : enter_hold();
     }
-    if (test.verdict == Verdict::undecided) {
+    if (test.verdict == Verdict::undecided || trial != Trial::none) {
       for (BucketState& b : next_.buckets) {
         if (b.plan != b.running) b.decision.why = Why::undecided;
       }
-      return enter_hold();
+      return trial == Trial::refined ? try_serial() : enter_hold();
     }
     for (size_t i = 0; i < next_.buckets.size(); ++i) {
       BucketState& b = next_.buckets[i];
@@ -255,13 +254,44 @@ class Planner {
     predict_then_verify_or_hold(config_.hold_first);
   }
 
+  static bool wins(const PairedTest& test, Trial trial) noexcept {
+    // Between a first plan and its refinement nothing speaks for what runs: it was predicted from times that are known
+    // to be wrong. Undecided, the one that was faster goes on.
+    if (trial == Trial::refined && test.verdict == Verdict::undecided) return test.median_gain_s > 0;
+    // A plan that hides what it can is the more faithful one, and stays if it is within 5 % of the other.
+    if (trial == Trial::serial && test.median_gain_s < kFaithfulTolerance * test.base_s) return false;
+    return test.verdict == Verdict::win;
+  }
+
   // What the first prediction knew of the backward pass it had seen beside dense transfers. Where both use the same
   // cores, a pass beside compressed ones is over sooner, and less is hidden behind it: once, the plan is predicted
   // again with the times of its own steps, and what then looks better is compared with it.
   void refine() {
     next_.bring_up = false;
-    next_.refined = true;
-    predict_then_verify_or_hold(config_.hold_first);
+    predict_all(true);
+    if (!challenge_with(Trial::refined)) try_serial();
+  }
+
+  // Hidden transfers cost nothing in the prediction. Where they take cores or memory from the backward pass they do,
+  // and no sample shows it: once, the plan for the sum of all costs is compared too.
+  void try_serial() {
+    predict_all(false, false);
+    if (!challenge_with(Trial::serial)) enter_hold();
+  }
+
+  // Compares what was predicted with what runs; false where they are the same.
+  bool challenge_with(Trial trial) {
+    next_.events |= kEventPredict;
+    next_.hold_steps = config_.hold_first;
+    bool changed = false;
+    for (BucketState& b : next_.buckets) {
+      b.plan = static_cast<uint8_t>(b.decision.chosen);
+      changed = changed || b.plan != b.running;
+    }
+    if (!changed) return false;
+    next_.trial = trial;
+    enter_verify(true);
+    return true;
   }
 
   void after_recheck(const PairedTest& test) {
@@ -368,19 +398,10 @@ class Planner {
   // --- transitions ---
 
   void predict_then_verify_or_hold(uint32_t hold_steps) {
-    bool changed = false;
     predict_all(!next_.bring_up);
-    for (BucketState& b : next_.buckets) {
-      b.plan = static_cast<uint8_t>(b.decision.chosen);
-      changed = changed || b.plan != b.running;
-    }
-    next_.events |= kEventPredict;
+    const bool changed = challenge_with(Trial::none);
     next_.hold_steps = hold_steps;
-    if (changed) {
-      enter_verify(true);
-    } else {
-      enter_hold();
-    }
+    if (!changed) enter_hold();
   }
 
   void enter_hold() {
@@ -388,7 +409,7 @@ class Planner {
     next_.phase_start = step_;
     next_.phase_end = step_ + next_.hold_steps;
     next_.rounds = 0;
-    next_.bring_up = next_.refined = false;
+    next_.bring_up = false;
     next_.reference_step_s = kNan;
     // Where nothing is left to decide, the ranks need not talk before the hold ends.
     const bool watch = open(next_) || alternatives();
@@ -454,13 +475,13 @@ class Planner {
     return cost;
   }
 
-  // Every bucket's decision; of exposed time where it is known when each bucket is ready.
-  void predict_all(bool incumbents) {
+  // Every bucket's decision; of exposed time where it is known when each bucket is ready, and that counts.
+  void predict_all(bool incumbents, bool hide = true) {
     const size_t n = next_.buckets.size();
     std::vector<std::array<CandidateCost, kMaxCandidates>> costs(n);
     std::vector<Decision> decisions(n);
     std::vector<ExposedBucket> queue(n);
-    next_.exposed = n > 0;
+    next_.exposed = hide && n > 0;
     for (size_t i = 0; i < n; ++i) {
       const int incumbent = incumbents ? next_.buckets[i].running : kNoIncumbent;
       decisions[i] = predict(i, incumbent, costs[i]);

@@ -175,7 +175,7 @@ class Simulation {
   std::vector<std::vector<StepPlan>> actions;  ///< per bucket
   std::vector<double> step_times;
   double total_s = 0, total_shadow_s = 0;
-  double given_step_s = std::numeric_limits<double>::quiet_NaN();  ///< not NaN: what the next steps take, whatever they do
+  double given_step_s = std::numeric_limits<double>::quiet_NaN();  ///< not NaN: what the next steps take
   int agreements = 0;
 
  private:
