@@ -13,9 +13,11 @@ struct Fp8 {
   static constexpr uint32_t kBias = static_cast<uint32_t>(126 + kLeast) << 23;  // f32 bits of code 0's octave
   static constexpr uint32_t kLeastNormal = kBias + (1u << 23);
   static constexpr uint32_t kLargestBits = (kLargestCode << kExponentShift) + kBias;
+  static constexpr uint32_t kBelowLeast = -(kLeastNormal >> kExponentShift) & 0x7fu;
+  static_assert(kBelowLeast % 2 == 0);
   static constexpr float kLargest = __builtin_bit_cast(float, kLargestBits);
 
-  /// v is finite.
+  /// |v| <= kLargest * (1 + 2^-22), which BlockScale::scaled keeps.
   GRADGATE_HD static uint32_t round(float v) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
     uint16_t both;  // the same code in one instruction, which makes two
@@ -27,15 +29,16 @@ struct Fp8 {
     return both;
 #else
     const uint32_t b = exact::bits(v);
-    const int32_t m = least(static_cast<int32_t>(b & exact::kMagMask), static_cast<int32_t>(kLargestBits));
+    const int32_t m = static_cast<int32_t>(b & exact::kMagMask);
     // The octave whose codes are as far apart as they are around v: that of v, or the least one. In the binade of
-    // `rounder` floats are just as far apart, so the addition rounds v to a number of such steps.
+    // `rounder` floats are just as far apart, so the addition rounds v to a number of such steps, which it leaves in
+    // the low bits. There too the octaves below the least one are taken off: their number is even, so ties still go to
+    // even.
     const int32_t octave = greatest(m & static_cast<int32_t>(exact::kInfBits), static_cast<int32_t>(kLeastNormal));
-    const int32_t rounder = octave + static_cast<int32_t>(kExponentShift << 23);
+    const int32_t rounder = octave + static_cast<int32_t>((kExponentShift << 23) + kBelowLeast);
     const float sum = exact::add(float_of(m), float_of(rounder));
-    const uint32_t steps = exact::bits(sum) - static_cast<uint32_t>(rounder);
-    const uint32_t octaves = (static_cast<uint32_t>(octave) - kLeastNormal) >> kExponentShift;
-    return ((b >> 24) & 0x80u) | (steps + octaves);
+    const uint32_t code = exact::bits(sum) + (static_cast<uint32_t>(octave) >> kExponentShift);
+    return exact::choose(0x7fu, code, b >> 24);
 #endif
   }
   GRADGATE_HD static float value(uint32_t code) {
@@ -54,7 +57,6 @@ struct Fp8 {
 
  private:
   // Of signed integers: what every instruction set can compare.
-  GRADGATE_HD static int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
   GRADGATE_HD static int32_t greatest(int32_t a, int32_t b) { return a > b ? a : b; }
   GRADGATE_HD static float float_of(int32_t bits) { return exact::from_bits(static_cast<uint32_t>(bits)); }
 };

@@ -104,9 +104,9 @@ uint64_t encode_blocks(const EncodeJob& job, size_t begin, size_t end) {
   alignas(64) float room[kGroupElements];
   uint64_t non_finite = 0;
   for (; end - begin >= kGroupElements; begin += kGroupElements) {
-    prefetch_ahead(g, kGroupElements * sizeof(G));
-    if constexpr (kFeedback) prefetch_ahead(e, kGroupElements * sizeof(float));
+    prefetch_first_lot<kFeedback>(g);
     const Group group = form_group<G, kFeedback>(g, e, job.flush, room);
+    prefetch_second_lot<kFeedback>(g, e);
     if (group.max >= kInf) non_finite += count_non_finite(group.x);
     if (kFeedback && group.kept) {
       encoder.template encode<false>(begin, group, sink.place(), nullptr);
@@ -170,9 +170,10 @@ uint32_t greatest_finite(const EncodeJob& job, size_t begin, size_t end) {
       greatest = greater(greatest, max);
     };
     if (n == kGroupElements) {
-      prefetch_ahead(g, kGroupElements * sizeof(G));
-      if constexpr (kFeedback) prefetch_ahead(e, kGroupElements * sizeof(float));
-      look(form_group<G, kFeedback>(g, e, job.flush, room));
+      prefetch_first_lot<kFeedback>(g);
+      const Group group = form_group<G, kFeedback>(g, e, job.flush, room);
+      prefetch_second_lot<kFeedback>(g, e);
+      look(group);
     } else {
       const PaddedGroup<G> pad(g, e, n);
       look(form_group<G, kFeedback>(pad.g, pad.e, job.flush, room));

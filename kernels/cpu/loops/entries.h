@@ -38,7 +38,7 @@ struct EntryValues {
   const V* value;
   EntryValues(const std::byte* section, size_t) : value(reinterpret_cast<const V*>(section)) {}
   GRADGATE_INLINE float operator[](size_t j) const { return widen(value[j]); }
-  GRADGATE_INLINE void prefetch(size_t j) const { prefetch_ahead(value + j, 64); }
+  GRADGATE_INLINE void prefetch(size_t j) const { prefetch_ahead_second(value + j, 64); }
 };
 template <>
 struct EntryValues<int8_t> {
@@ -50,7 +50,7 @@ struct EntryValues<int8_t> {
   GRADGATE_INLINE float operator[](size_t j) const {
     return codecs::entry_value(scale[j / codecs::kScaleRun], code[j]);
   }
-  GRADGATE_INLINE void prefetch(size_t j) const { prefetch_ahead(code + j, 64); }
+  GRADGATE_INLINE void prefetch(size_t j) const { prefetch_ahead_second(code + j, 64); }
 };
 
 // The elements of consecutive entries.

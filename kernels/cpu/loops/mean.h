@@ -52,9 +52,9 @@ GRADGATE_INLINE FormedBlock<kBlock> form_block(const G* g, const float* e, size_
     const size_t length = least(n - at, kGroupElements);
     Group group;
     if (length == kGroupElements) {
-      prefetch_ahead(g + at, kGroupElements * sizeof(G));
-      if constexpr (kFeedback) prefetch_ahead(e + at, kGroupElements * sizeof(float));
+      prefetch_first_lot<kFeedback>(g + at);
       group = form_group<G, kFeedback>(g + at, kFeedback ? e + at : nullptr, flush, room + at);
+      prefetch_second_lot<kFeedback>(g + at, e + (kFeedback ? at : 0));
       if (kInPlace && n != kBlock) __builtin_memcpy(room + at, group.x, sizeof(float) * kGroupElements);
     } else {
       const PaddedGroup<G> pad(g + at, kFeedback ? e + at : nullptr, length);

@@ -123,9 +123,10 @@ uint64_t encode_sample(const EncodeJob& job, size_t begin, size_t end) {
       }
     };
     if (n == kGroupElements) {
-      prefetch_ahead(g, kGroupElements * sizeof(G));
-      if constexpr (kFeedback) prefetch_ahead(e, kGroupElements * sizeof(float));
-      take(form_group<G, kFeedback>(g, e, job.flush, room));
+      prefetch_first_lot<kFeedback>(g);
+      const Group group = form_group<G, kFeedback>(g, e, job.flush, room);
+      prefetch_second_lot<kFeedback>(g, e);
+      take(group);
     } else {
       const PaddedGroup<G> pad(g, e, n);
       take(form_group<G, kFeedback>(pad.g, pad.e, job.flush, room));
@@ -147,7 +148,7 @@ void decode_sample(const DecodeJob& job, size_t begin, size_t end) {
   for (; begin < end; begin += kPart) {
     const size_t n = least(kPart, end - begin);
     O* part = sink.place();
-    if constexpr (!kAdd) __builtin_memset(static_cast<void*>(part), 0, n * sizeof(O));
+    if constexpr (!kAdd) clear(part, n * sizeof(O));
     for (; walk.before(begin + n); walk.advance()) {
       O* out = part + (walk.at() - begin);
       const float v = exact::mul(widen(value[walk.entry()]), job.scale);

@@ -31,7 +31,7 @@ struct SelectScratch {
 GRADGATE_INLINE void column_maxima_64(const float* x, size_t rows, size_t stride, int32_t* out) {
   Lanes m[64 / kLanes] = {};
   for (size_t r = 0; r < rows; ++r, x += stride) {
-    prefetch_ahead(x, 256);
+    prefetch_ahead_second(x, 256);
     for (size_t j = 0; j < 64 / kLanes; ++j) {
       const Lanes v = load_lanes(x + j * kLanes) & 0x7fffffff;
       m[j] = v > m[j] ? v : m[j];

@@ -25,9 +25,9 @@ template <class G, bool kFeedback>
 GRADGATE_INLINE void form_unit(const G* g, float* e, size_t n, bool flush, float* x, bool* kept) {
   size_t i = 0;
   for (; n - i >= kGroupElements; i += kGroupElements) {
-    prefetch_ahead(g + i, kGroupElements * sizeof(G));
-    if constexpr (kFeedback) prefetch_ahead(e + i, kGroupElements * sizeof(float));
+    prefetch_first_lot<kFeedback>(g + i);
     const Group group = form_group<G, kFeedback>(g + i, kFeedback ? e + i : nullptr, flush, x + i);
+    prefetch_second_lot<kFeedback>(g + i, e + (kFeedback ? i : 0));
     if constexpr (kFeedback) {
       carry_group(group, e + i, kGroupElements);
       kept[i / kGroupElements] = group.kept;
@@ -115,7 +115,7 @@ void decode_chunks(const DecodeJob& job, size_t begin, size_t end) {
     for (size_t at = 0; at < length; at += kPart) {
       const size_t n = least(length - at, kPart);
       O* part = sink.place();
-      __builtin_memset(part, 0, n * sizeof(O));
+      clear(part, n * sizeof(O));
       for (; j < k && index[j] < at + n; ++j) narrow(exact::mul(value[entry + j], job.scale), part + (index[j] - at));
       sink.advance(n);
     }

@@ -73,74 +73,60 @@ size_t topk_sample_of(const TopkJob& job, size_t step, size_t line, uint32_t* va
   return n;
 }
 
-// x of a block, without changing anything: 1024 elements, or what is left of the vector, padded with +0.
+// x of a block: 1024 elements, or what is left of the vector, padded with +0.
 template <class G, bool kFeedback>
 class TopkSource {
  public:
   TopkSource(const TopkJob& job, const TopkTask& task)
       : job_(job), task_(task), g_(static_cast<const G*>(job.encode.source)), e_(job.encode.residual) {}
 
-  // Blocks are asked for in ascending order.
+  // x of whole blocks is the gradient itself; who reads it asks for what follows.
+  static constexpr bool kInPlace = !kFeedback && sizeof(G) == sizeof(float);
+
+  // Blocks are asked for in ascending order. kCarry: e becomes x, where x is finite; otherwise nothing is changed.
+  template <bool kCarry>
   const float* load(size_t begin, size_t n) {
-    const G* g = g_ + begin;
-    prefetch_ahead(g, kTopkBlock * sizeof(G));
-    if constexpr (!kFeedback && sizeof(G) == sizeof(float)) {
-      if (n == kTopkBlock) return g;
+    if constexpr (kInPlace) {
+      if (n == kTopkBlock) return g_ + begin;
     }
-    const float* e = nullptr;
-    if constexpr (kFeedback) {
-      e = e_ + begin;
-      prefetch_ahead(e, kTopkBlock * sizeof(float));
-    }
-    size_t i = 0;
-    for (; n - i >= kGroupElements; i += kGroupElements) {
-      if (kFeedback && job_.again) {
-        kept_[i / kGroupElements] = carried(g + i, e + i, kGroupElements, task_.x + i);
-      } else {
-        const Group group =
-            form_group<G, kFeedback>(g + i, kFeedback ? e + i : nullptr, job_.encode.flush, task_.x + i);
-        kept_[i / kGroupElements] = group.kept;
-        max_[i / kGroupElements] = group.max;
-        if (group.x != task_.x + i) __builtin_memcpy(task_.x + i, group.x, kGroupElements * sizeof(float));
-      }
-    }
-    if (i < n) {
-      if (kFeedback && job_.again) {
-        kept_[i / kGroupElements] = carried(g + i, e + i, n - i, task_.x + i);
-      } else {
-        PaddedGroup<G> pad(g + i, kFeedback ? e + i : nullptr, n - i);
-        alignas(64) float room[kGroupElements];
-        const Group group = form_group<G, kFeedback>(pad.g, pad.e, job_.encode.flush, room);
-        kept_[i / kGroupElements] = group.kept;
-        max_[i / kGroupElements] = group.max;
-        __builtin_memcpy(task_.x + i, group.x, (n - i) * sizeof(float));
-      }
-      for (size_t j = n; j < kTopkBlock; ++j) task_.x[j] = 0.0f;
-    }
-    if (kFeedback && job_.again) {
-      // What was a candidate before had the residual of a sent element.
-      const size_t chunk = begin % kTopkChunk;
-      for (; at_ < chunk_end_ && task_.before.index[at_] < chunk + n; ++at_)
-        task_.x[task_.before.index[at_] - chunk] = exact::from_bits(task_.before.value[at_]);
-    }
+    for (size_t i = 0; i < n; i += kGroupElements)
+      load_group<kCarry>(begin + i, least(n - i, kGroupElements), task_.x + i);
+    for (size_t i = n; i < kTopkBlock; ++i) task_.x[i] = 0.0f;
     return task_.x;
   }
   // The candidates of the first collection in the chunk that begins.
   void begin_chunk(size_t candidates) { chunk_end_ = at_ + candidates; }
 
-  // e becomes x of the block loaded last, where x is finite.
-  void carry(size_t begin, size_t n) {
-    float* e = e_ + begin;
-    for (size_t i = 0; i < n; i += kGroupElements) {
-      Group group;
-      group.x = task_.x + i;
-      group.max = job_.again ? kInf : max_[i / kGroupElements];  // a second time: e stays where x is not finite
-      group.kept = kept_[i / kGroupElements];
-      carry_group(group, e + i, least(n - i, kGroupElements));
+ private:
+  template <bool kCarry>
+  GRADGATE_INLINE void load_group(size_t begin, size_t n, float* x) {
+    const G* g = g_ + begin;
+    float* e = kFeedback ? e_ + begin : nullptr;
+    prefetch_first_lot<kFeedback>(g);
+    Group group;
+    if (kFeedback && job_.again) {
+      group.kept = carried(g, e, n, x);
+      group.max = kInf;  // e stays where x is not finite
+      // What was a candidate before had the residual of a sent element.
+      const size_t place = begin % kTopkChunk;
+      for (; at_ < chunk_end_ && task_.before.index[at_] < place + n; ++at_)
+        x[task_.before.index[at_] - place] = exact::from_bits(task_.before.value[at_]);
+    } else if (n == kGroupElements) {
+      group = form_group<G, kFeedback>(g, e, job_.encode.flush, x);
+      if (group.x != x) __builtin_memcpy(x, group.x, sizeof(float) * kGroupElements);
+    } else {
+      PaddedGroup<G> pad(g, e, n);
+      alignas(64) float room[kGroupElements];
+      group = form_group<G, kFeedback>(pad.g, pad.e, job_.encode.flush, room);
+      __builtin_memcpy(x, group.x, n * sizeof(float));
+    }
+    prefetch_second_lot<kFeedback>(g, e);
+    if constexpr (kCarry) {
+      group.x = x;
+      carry_group(group, e, n);
     }
   }
 
- private:
   // x where e is x already: all of it but zero groups and what is not finite, which is among the candidates.
   bool carried(const G* g, const float* e, size_t n, float* x) const {
     bool zero = !job_.encode.flush;
@@ -159,8 +145,6 @@ class TopkSource {
   const G* g_;
   float* e_;
   size_t at_ = 0, chunk_end_ = 0;
-  bool kept_[kTopkBlock / kGroupElements] = {};
-  int32_t max_[kTopkBlock / kGroupElements] = {};
 };
 
 // Keeps the job.entries best candidates; what comes later must be better than the last of them.
@@ -206,7 +190,7 @@ __attribute__((noinline)) int32_t greatest_of_rest(const TopkJob& job, const Top
     for (size_t b = begin; b < task.end; b += kTopkBlock) {
       if (b > begin && b % kTopkChunk == 0 && job.again) source.begin_chunk(job.candidates[b / kTopkChunk]);
       const size_t n = least(kTopkBlock, task.end - b);
-      const float* x = source.load(b, n);
+      const float* x = source.template load<false>(b, n);
       for (size_t i = 0; i < n; ++i) {
         const uint32_t key = static_cast<uint32_t>(topk_key_of(exact::bits(x[i])));
         if (key >> (shift + width) == known) ++bins[key >> shift & ((1u << width) - 1)];
@@ -220,11 +204,13 @@ __attribute__((noinline)) int32_t greatest_of_rest(const TopkJob& job, const Top
 }
 
 // Appends the elements of a block that reach the threshold; returns how many.
+template <bool kPrefetch>
 GRADGATE_INLINE size_t append_hits(const float* x, size_t n, size_t place, TopkTask* task) {
   const int32_t t = task->threshold;
   uint64_t word[kTopkBlock / 64 + 1];
   size_t start[kTopkBlock / 64 + 1], words = 0, hits = 0;
   for (size_t i = 0; i < n; i += 64) {
+    if constexpr (kPrefetch) prefetch_ahead(x + i, 256);
     uint64_t w = at_least_64(reinterpret_cast<const int32_t*>(x + i), 0x7fffffff, t);
     if (n - i < 64) w &= (uint64_t{1} << (n - i)) - 1;
     word[words] = w;
@@ -258,6 +244,7 @@ GRADGATE_INLINE size_t append_hits(const float* x, size_t n, size_t place, TopkT
 template <class G, class V, bool kFeedback>
 void topk_collect_as(const TopkJob& job, TopkTask* task) {
   constexpr unsigned kFillsBeforeHistogram = 3;
+  constexpr bool kInPlace = TopkSource<G, kFeedback>::kInPlace;
   uint32_t* counts = job.candidates;
   TopkSource<G, kFeedback> source(job, *task);
   for (size_t begin = task->begin; begin < task->end; begin += kTopkBlock) {
@@ -273,13 +260,12 @@ void topk_collect_as(const TopkJob& job, TopkTask* task) {
         task->threshold = greater(task->threshold, rest);
       }
     }
-    const float* x = source.load(begin, n);
-    if constexpr (kFeedback) source.carry(begin, n);
+    const float* x = source.template load<kFeedback>(begin, n);
     if (task->threshold > kInf) {
       for (size_t i = 0; i < n; ++i) task->non_finite += static_cast<uint64_t>(!exact::is_finite(x[i]));
       if (task->threshold >= kTopkKeyEnd) continue;
     }
-    const size_t first = task->count, hits = append_hits(x, n, begin % kTopkChunk, task);
+    const size_t first = task->count, hits = append_hits<kInPlace>(x, n, begin % kTopkChunk, task);
     counts[chunk] += static_cast<uint32_t>(hits);
     if constexpr (kFeedback) {
       float* e = job.encode.residual + chunk * kTopkChunk;
@@ -407,19 +393,30 @@ void decode_vector_topk(const DecodeJob& job, size_t begin, size_t end) {
     own = topk_cursor(job.first, begin);
     at = &own;
   }
-  constexpr size_t kPart = 1024;
+  // Sums have whole tiles in the first cache, and the fewer runs of entries end, the fewer ends are guessed wrong.
+  constexpr size_t kPart = kAdd ? 4096 : 1024, kTogether = 4;
+  const float scale = job.scale;
   Sink<O, kPart> sink(static_cast<O*>(job.out) + (begin - job.origin), !kAdd && job.stream);
   while (begin < end) {
     const size_t place = begin % kTopkChunk, n = least(kPart, end - begin);
     if (place == 0) at->chunk_end = at->entry + counts[begin / kTopkChunk];
     O* part = sink.place();
-    if constexpr (!kAdd) __builtin_memset(static_cast<void*>(part), 0, n * sizeof(O));
-    size_t j = at->entry;
-    for (; j < at->chunk_end && index[j] < place + n; ++j) {
+    if constexpr (!kAdd) clear(part, n * sizeof(O));
+    const auto put = [&](size_t j) {
       O* out = part + (index[j] - place);
-      const float v = exact::mul(value[j], job.scale);
+      const float v = exact::mul(value[j], scale);
       narrow(kAdd ? exact::add(widen(*out), v) : v, out);
+    };
+    size_t j = at->entry;
+    const size_t chunk_end = at->chunk_end, to = place + n;
+    // Several at a time: their indices ascend, so the last tells for all of them.
+    for (; j + kTogether <= chunk_end && index[j + kTogether - 1] < to; j += kTogether) {
+      // Payloads that are added up are more streams than the hardware follows.
+      prefetch_ahead_second(index + j, 64);
+      value.prefetch(j);
+      for (size_t i = 0; i < kTogether; ++i) put(j + i);
     }
+    for (; j < chunk_end && index[j] < to; ++j) put(j);
     at->entry = j;
     sink.advance(n);
     begin += n;
