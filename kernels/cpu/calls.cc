@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "codecs/codecs.h"
 #include "codecs/header.h"
@@ -32,7 +33,8 @@ size_t task_bytes(const CodecSpec& spec) noexcept {
   return round_up(tile_elements(spec) * sizeof(float) + scratch_bytes(spec), kWorkAlign);
 }
 
-// decode_sum: tiles small enough for the first cache; the sections of each payload, and for topk a cursor into it.
+// decode_sum: two tiles small enough for the first cache, of which one is summed while the other is stored; the sections
+// of each payload, and for topk a cursor into it.
 struct SumPlan {
   Split split;
   size_t tile, stride;
@@ -41,7 +43,7 @@ struct SumPlan {
       : split(count, shard_alignment(spec), width),
         tile(spec.id == CodecId::topk ? kSumElements : tile_elements(spec)) {
     const size_t cursors = ranks * (sizeof(codecs::Sections<const std::byte>) + sizeof(TopkCursor));
-    stride = round_up(tile * sizeof(float) + cursors, kWorkAlign);
+    stride = round_up(2 * tile * sizeof(float) + cursors, kWorkAlign);
   }
 };
 
@@ -263,17 +265,26 @@ Status decode_sum(const Loops& loops, const CodecSpec& spec, const DecodeSumArgs
   const size_t element = dtype_bytes(out.dtype);
   for_each_task(args.executor, plan.split, out.count, [&](size_t begin, size_t end, size_t index) {
     std::byte* const own = workspace + index * plan.stride;
-    float* const sum = reinterpret_cast<float*>(own);
-    auto* const sections = reinterpret_cast<codecs::Sections<const std::byte>*>(own + plan.tile * sizeof(float));
-    auto* const cursors = reinterpret_cast<TopkCursor*>(sections + args.payloads.size());
-    for (size_t rank = 0; rank < args.payloads.size(); ++rank) {
+    const size_t ranks = args.payloads.size();
+    float* sum = reinterpret_cast<float*>(own);
+    float* before = sum + plan.tile;  // the tile that was summed last
+    auto* const sections = reinterpret_cast<codecs::Sections<const std::byte>*>(own + 2 * plan.tile * sizeof(float));
+    auto* const cursors = reinterpret_cast<TopkCursor*>(sections + ranks);
+    for (size_t rank = 0; rank < ranks; ++rank) {
       codecs::Sections<const std::byte>* parts = new (&sections[rank]) codecs::Sections<const std::byte>;
       codecs::bind_payload(spec, args.gradient, out.count, args.payloads[rank].data(), parts);
       if (spec.id == CodecId::topk) new (&cursors[rank]) TopkCursor(topk_cursor(parts->first, begin));
     }
+    const auto part_of_tile = [&](size_t rank) { return plan.tile * rank / ranks / kGroup * kGroup; };
+    // Elements first … last-1 of the tile that begins at element `at`.
+    const auto store = [&](const float* tile, size_t at, size_t first, size_t last) {
+      SumJob part = job;
+      part.last = at + last == end;
+      loops.store_sum(tile + first, part, static_cast<std::byte*>(out.data) + (at + first) * element, last - first);
+    };
     for (size_t at = begin; at < end; at += plan.tile) {
       const size_t to = end - at < plan.tile ? end : at + plan.tile;
-      for (size_t rank = 0; rank < args.payloads.size(); ++rank) {
+      for (size_t rank = 0; rank < ranks; ++rank) {
         const codecs::Sections<const std::byte>& parts = sections[rank];
         DecodeJob term;
         term.spec = spec;
@@ -289,8 +300,11 @@ Status decode_sum(const Loops& loops, const CodecSpec& spec, const DecodeSumArgs
         term.origin = at;
         term.add = rank > 0;
         loops.decode(term, at, to);
+        // Memory takes stores more slowly than they are made: a part at a time, the next decoding runs meanwhile.
+        if (at > begin) store(before, at - plan.tile, part_of_tile(rank), part_of_tile(rank + 1));
       }
-      loops.store_sum(sum, job, static_cast<std::byte*>(out.data) + at * element, to - at);
+      if (to == end) store(sum, at, 0, to - at);
+      std::swap(sum, before);
     }
   });
   return {};

@@ -73,6 +73,7 @@ struct SumJob {
   DType dtype = DType::f32;  ///< of out
   float scale = 1.0f;
   bool stream = false;  ///< out is larger than the caches
+  bool last = true;     ///< nothing of this task follows: waits until what it streamed is visible to other threads
 };
 
 struct TopkLoops;

@@ -288,7 +288,7 @@ void scale_sum(const float* sum, const SumJob& job, O* out, size_t count) {
     }
   }
   few(count);
-  if (job.stream) stream_end();
+  if (job.stream && job.last) stream_end();
 }
 
 // fold_residual: a dense cast that sends everything.
