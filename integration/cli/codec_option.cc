@@ -72,6 +72,10 @@ void CodecList::restrict_to_device(DType dtype, bool exchange) {
   drop(refuses, std::string("does not run on a device with ") + dtype_name(dtype) + " gradients");
 }
 
+void CodecList::restrict_to_one_link() {
+  drop([](const NamedCodec& codec) { return codec.exchange == Exchange::hierarchical; }, "needs two links, and one is judged here; accepted: all_reduce, two_shot, all_gather");
+}
+
 DType parse_dtype(const std::string& option, const std::string& text) {
   if (text == "float" || text == "f32") return DType::f32;
   if (text == "bfloat16" || text == "bf16") return DType::bf16;

@@ -27,6 +27,8 @@ struct CodecList {
   void restrict_to(DType dtype);
   /// The same for what has no kernels; with `exchange` also for what does not travel between devices.
   void restrict_to_device(DType dtype, bool exchange);
+  /// The same for what travels on two links, in nodes and between them.
+  void restrict_to_one_link();
 
  private:
   template <class Refuses>

@@ -139,6 +139,8 @@ TEST(Doctor, BadUsageNamesTheOption) {
   EXPECT_THAT(refused("--params 1M --step 1s --backward 150%"), HasSubstr("--backward"));
   EXPECT_THAT(refused("--params 1M --step 1s --buckets 1K"), HasSubstr("--buckets"));
   EXPECT_THAT(refused("--params 1M --step 1s --link 1gbit --profile p.json"), HasSubstr("exclude"));
+  EXPECT_THAT(refused("--params 1M --step 1s -c int8@hierarchical"),
+              AllOf(HasSubstr("int8@hierarchical"), HasSubstr("two_shot")));
   const std::string torchrun = "RANK=0 WORLD_SIZE=4 MASTER_ADDR=127.0.0.1";
   EXPECT_THAT(refused("--params 1M --step 1s", torchrun),
               AllOf(HasSubstr("torchrun ... -m gradgate doctor"), HasSubstr("mpirun -n 4")));

@@ -56,7 +56,7 @@ double exchange_seconds(const LinkTimes& link, Exchange exchange, double bytes, 
     case Exchange::all_gather:
       return link.seconds(ProbeCollective::all_gather, ranks * bytes);
     case Exchange::hierarchical:
-      break;
+      break;  // refused before
   }
   return std::numeric_limits<double>::quiet_NaN();
 }
@@ -308,6 +308,7 @@ int run(Arguments& arguments, const Context& context, const OptionSet& options) 
     return codec.spec.id == CodecId::none || (codec.spec.id == CodecId::bf16 && arguments.dtype == DType::bf16);
   });
   codecs.restrict_to(arguments.dtype);
+  codecs.restrict_to_one_link();
   refuse_torchrun(arguments);
 
   const size_t element = dtype_bytes(arguments.dtype);
