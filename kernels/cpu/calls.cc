@@ -33,8 +33,8 @@ size_t task_bytes(const CodecSpec& spec) noexcept {
   return round_up(tile_elements(spec) * sizeof(float) + scratch_bytes(spec), kWorkAlign);
 }
 
-// decode_sum: two tiles small enough for the first cache, of which one is summed while the other is stored; the sections
-// of each payload, and for topk a cursor into it.
+// decode_sum: two tiles small enough for the first cache, of which one is summed while the other is stored; the
+// sections of each payload, and for topk a cursor into it.
 struct SumPlan {
   Split split;
   size_t tile, stride;

@@ -279,6 +279,30 @@ INSTANTIATE_TEST_SUITE_P(Codecs, CodecParity, ::testing::ValuesIn(params()), [](
          (std::get<2>(p.param) ? "_ef" : "_noef");
 });
 
+// Results of 4 MiB and more are stored around the caches: from the start of a line, and from elsewhere.
+TEST(LargeResults, AllLoopsGiveTheBytesOfTheReference) {
+  constexpr size_t kMultipleOf3 = 1050000;
+  static_assert(kMultipleOf3 * sizeof(float) > kernels::cpu::kStreamBytes && kMultipleOf3 % 3 == 0);
+  for (const char* text : {"none", "bf16", "int8", "onebit", "chunk-topk:8/1024", "topk:0.01", "randk:0.01"}) {
+    for (const size_t n : {kMultipleOf3, kMultipleOf3 + 1}) {
+      const Case c{spec_of(text), DType::f32, false, false, Gen::heavy_tail, n};
+      SCOPED_TRACE(describe(c));
+      const Gradient g = Gradient::of(c.gen, n, 11, c.dtype);
+      EncodeStats stats;
+      const std::vector<std::byte> payload = reference::encode(c.spec, g.view(), nullptr, false, kSeed, &stats);
+      const std::vector<Decoded> decodes = expected_decodes(c, payload);
+      for (const Loops* loops : all_loops()) {
+        SCOPED_TRACE(loops->name);
+        for (const Decoded& d : decodes) {
+          if (d.before.dtype == DType::f32) check_decode(c, *loops, 2, payload, d);
+        }
+        check_sum(c, *loops, 2, 3);
+        ASSERT_FALSE(HasFailure());
+      }
+    }
+  }
+}
+
 TEST(FoldResidual, AllLoopsGiveTheBytesOfTheReference) {
   for (const size_t n : kSizes) {
     if (n > 500000) continue;
