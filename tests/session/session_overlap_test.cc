@@ -1,9 +1,9 @@
 // Buckets that stay on the wire while the next one is encoded: the same bits, the same order on every rank.
-#include <cstring>
 #include <deque>
 
 #include "tests/session/forwarding.h"
 #include "tests/session/session_fixture.h"
+#include "tests/support/bytes_equal.h"
 
 namespace gradgate::test {
 namespace {
@@ -85,7 +85,7 @@ TEST(SessionOverlap, HasTheBitsOfOneBucketAfterTheOther) {
         ASSERT_FALSE(session->unfinished());
         for (uint32_t b = 0; b < kCounts.size(); ++b) {
           ASSERT_TRUE(reference->all_reduce(b, {expected[b].data(), kCounts[b], DType::f32}).ok());
-          ASSERT_EQ(std::memcmp(found[b].data(), expected[b].data(), kCounts[b] * sizeof(float)), 0)
+          ASSERT_TRUE(bytes_equal(expected[b].data(), found[b].data(), kCounts[b] * sizeof(float), sizeof(float)))
               << name << " step " << step << " bucket " << b;
         }
       }
