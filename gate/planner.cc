@@ -242,7 +242,7 @@ class Planner {
     }
     if (test.verdict == Verdict::undecided || trial != Trial::none) {
       for (BucketState& b : next_.buckets) {
-        if (b.plan != b.running) b.decision.why = Why::undecided;
+        if (b.plan != b.running) b.decision.why = test.verdict == Verdict::undecided ? Why::undecided : Why::kept;
       }
       return trial == Trial::refined ? try_serial() : enter_hold();
     }

@@ -171,13 +171,20 @@ Message explain(uint64_t step, size_t bucket, double dense_bytes, const Decision
     out.text(" (");
     if (d.considered > 0) out.text(name(d.considered)).text(": ");
     out.text(why_text(d.why)).text(")");
-  } else if (verified_speedup > 0) {
-    out.text(" (verified ").fixed(verified_speedup, verified_speedup < 9.95 ? 1 : 0).text("x)");
-  } else if (d.why == Why::unpriced) {
-    out.text(" (").text(why_text(d.why)).text(")");
   } else {
-    const double ratio = d.dense_s / d.total_s();
-    out.text(" (predicted ").fixed(ratio, ratio < 9.95 ? 1 : 0).text("x)");
+    // What was compared with the one that runs, and lost or was not decided, has the numbers above.
+    const bool other = d.considered > 0 && d.considered != d.chosen;
+    out.text(" (");
+    if (other) out.text(name(d.considered)).text(": ").text(why_text(d.why));
+    if (verified_speedup > 0) {
+      out.text(other ? "; verified " : "verified ").fixed(verified_speedup, verified_speedup < 9.95 ? 1 : 0).text("x");
+    } else if (!other && d.why == Why::unpriced) {
+      out.text(why_text(d.why));
+    } else if (!other) {
+      const double ratio = d.dense_s / d.total_s();
+      out.text("predicted ").fixed(ratio, ratio < 9.95 ? 1 : 0).text("x");
+    }
+    out.text(")");
   }
   return message;
 }

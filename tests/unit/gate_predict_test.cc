@@ -184,8 +184,8 @@ TEST(GatePredict, MonotoneInEveryCost) {
 }
 
 std::string explain_text(const Decision& d, double verified) {
-  const char* names[] = {"dense", "int8"};
-  const Exchange exchanges[] = {Exchange::all_reduce, Exchange::two_shot};
+  const char* names[] = {"dense", "int8", "bf16"};
+  const Exchange exchanges[] = {Exchange::all_reduce, Exchange::two_shot, Exchange::two_shot};
   return explain(200, 3, 26214400, d, names, exchanges, verified).text;
 }
 
@@ -201,6 +201,13 @@ TEST(GatePredict, ExplainsWithTheNumbersOfTheInequality) {
       "gradgate: step 200 bucket 3 25.0 MiB: T_enc 0.81 + T_dec 0.62 = 1.43 ms < T(M) 42.4 − T_two_shot(M/3.94) 12.1 = "
       "30.3 ms → int8 (predicted 3.1x)");
   EXPECT_NEAR(d.tolerable_inflation(), 42.4 / 13.53 - 1, 1e-9);
+  // The numbers are int8's, what runs is bf16: the line says whose they are, and predicts nothing from them.
+  d.chosen = 2, d.why = Why::undecided;
+  const std::string numbers =
+      "gradgate: step 200 bucket 3 25.0 MiB: T_enc 0.81 + T_dec 0.62 = 1.43 ms < T(M) 42.4 − T_two_shot(M/3.94) 12.1 = "
+      "30.3 ms → bf16 (int8: the measurement did not decide: what ran before goes on";
+  EXPECT_EQ(explain_text(d, 0), numbers + ")");
+  EXPECT_EQ(explain_text(d, 1.9), numbers + "; verified 1.9x)");
   d = decide_one(2.1 * kMs, candidate(0.81 * kMs, 0.9 * kMs, 0.62 * kMs, payload), 26214400);
   EXPECT_EQ(
       explain_text(d, 0),
