@@ -288,7 +288,8 @@ TEST(LargeResults, AllLoopsGiveTheBytesOfTheReference) {
   constexpr size_t kMultipleOf3 = 1050000;
   static_assert(kMultipleOf3 * sizeof(float) > kernels::cpu::kStreamBytes && kMultipleOf3 % 3 == 0);
   for (const char* text : {"none", "bf16", "int8", "onebit", "chunk-topk:8/1024", "topk:0.01", "randk:0.01"}) {
-    for (const size_t n : {kMultipleOf3, kMultipleOf3 + 1}) {
+    for (const size_t n : {kMultipleOf3 + 1, kMultipleOf3}) {
+      if (kSanitized && n % 3 == 0) continue;
       const Case c{spec_of(text), DType::f32, false, false, Gen::heavy_tail, n};
       SCOPED_TRACE(describe(c));
       const Gradient g = Gradient::of(c.gen, n, 11, c.dtype);
