@@ -228,7 +228,7 @@ Status SessionImpl::join(Stream stream) noexcept {
   return fail({StatusCode::internal, error}, full);
 }
 
-Status SessionImpl::enqueue_dense(Vec gradient, Stream stream) noexcept {
+Status SessionImpl::enqueue_dense(Vec gradient, Stream stream, const Message& where) noexcept {
   GRADGATE_TRY(settle());
   Message why;
   if (flights_.empty()) GRADGATE_TRY(allocate_flights(0));  // before the first layout
@@ -245,18 +245,10 @@ Status SessionImpl::enqueue_dense(Vec gradient, Stream stream) noexcept {
   args.device = &place;
   const Status status = error != 0 ? Status{StatusCode::internal, error}
                                    : enqueue_exchange(comm_, args, options_.timeout_s, nullptr, &why);
-  if (!status.ok()) {
-    Message full;
-    full.format("dense bucket outside the layout, step %llu: %s", static_cast<unsigned long long>(step_),
-                why.text[0] ? why.text : status.message());
-    return fail(status, full);
-  }
+  if (!status.ok()) return fail_dense(status, where, why);
   unplanned_ = true;
   timed_step_ = false;
-  const size_t bytes = gradient.count * dtype_bytes(gradient.dtype);
-  ++stats_.dense_buckets;
-  stats_.dense_bytes += bytes;
-  stats_.wire_bytes += bytes;
+  count_dense(gradient);
   return {};
 }
 

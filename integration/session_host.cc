@@ -85,26 +85,39 @@ Status SessionImpl::reduce_dense_instead(uint32_t index, Vec gradient, const Tur
   sample.ok = false;
   gate_.record(index, sample);
   ++stats_.failed_exchanges;
+  Message where;
+  where.format("bucket %u step %llu, after a failed exchange", index, static_cast<unsigned long long>(step_));
+  GRADGATE_TRY(reduce_dense(gradient, where));
+  return end_bucket(index);
+}
+
+Status SessionImpl::reduce_dense(Vec gradient, const Message& where) noexcept {
   ExchangeArgs args;
-  args.shape = shape_of(bucket, dense_candidate());
+  args.shape = {dense_candidate(), gradient.count, gradient.dtype, comm_.rank(), comm_.size(), options_.executor.width};
   args.gradient = gradient;
   args.executor = options_.executor;
   args.divide = divide_;
   ExchangeTimes times;
   Message why;
-  if (const Status s = run_exchange(comm_, args, options_.timeout_s, options_.virtual_rates, &times, &why); !s.ok()) {
-    Message full;
-    full.format("bucket %u step %llu, after a failed exchange: %s", index, static_cast<unsigned long long>(step_),
-                why.text[0] ? why.text : s.message());
-    return fail(s, full);
-  }
+  if (const Status s = run_exchange(comm_, args, options_.timeout_s, options_.virtual_rates, &times, &why); !s.ok())
+    return fail_dense(s, where, why);
   watch_result(gradient);
-  const size_t bytes = bucket.count * dtype_bytes(bucket.dtype);
-  ++stats_.dense_buckets;
-  stats_.wire_bytes += bytes;
-  stats_.dense_bytes += bytes;
+  count_dense(gradient);
   stats_.transfer_s += times.transfer_s;
-  return end_bucket(index);
+  return {};
+}
+
+Status SessionImpl::fail_dense(Status status, const Message& where, const Message& why) noexcept {
+  Message full;
+  full.format("%s: %s", where.text, why.text[0] ? why.text : status.message());
+  return fail(status, full);
+}
+
+void SessionImpl::count_dense(const Vec& gradient) noexcept {
+  const size_t bytes = gradient.count * dtype_bytes(gradient.dtype);
+  ++stats_.dense_buckets;
+  stats_.dense_bytes += bytes;
+  stats_.wire_bytes += bytes;
 }
 
 }  // namespace gradgate

@@ -158,7 +158,7 @@ class SessionImpl final : public Session {
   Status allocate_flights(size_t buckets);
   void release_flights() noexcept;
   Status enqueue(uint32_t bucket, Vec gradient, Stream stream) noexcept;
-  Status enqueue_dense(Vec gradient, Stream stream) noexcept;
+  Status enqueue_dense(Vec gradient, Stream stream, const Message& where) noexcept;
   void enqueue_shadow_of(uint32_t bucket, const Vec& gradient, int candidate) noexcept;
   Status end_enqueued_step() noexcept;
   Status settle() noexcept;
@@ -173,6 +173,10 @@ class SessionImpl final : public Session {
   Status end_bucket(uint32_t bucket) noexcept;
   bool can_go_on(const Bucket& bucket, const Turn& now, const ExchangeTimes& times, Status status) const noexcept;
   Status reduce_dense_instead(uint32_t bucket, Vec gradient, const Turn& failed, const Message& reason) noexcept;
+  /// Outside the gate's plan; `where` begins an error.
+  Status reduce_dense(Vec gradient, const Message& where) noexcept;
+  Status fail_dense(Status status, const Message& where, const Message& why) noexcept;
+  void count_dense(const Vec& gradient) noexcept;
   Status take_back(Bucket& bucket) noexcept;
   Status save_residual(Bucket& bucket) noexcept;
   void watch_result(const Vec& gradient) noexcept;

@@ -111,30 +111,14 @@ Status SessionImpl::all_reduce_dense(Vec gradient, Stream stream) noexcept {
   if (failed_) return refuse(StatusCode::bad_state, "this session failed before: %s", error_.text);
   if (gradient.data == nullptr && gradient.count > 0)
     return refuse(StatusCode::invalid_argument, "all_reduce_dense: %zu elements at a null address", gradient.count);
-  if (place_.on_device()) return enqueue_dense(gradient, stream);
+  Message where;
+  where.format("dense bucket outside the layout, step %llu", static_cast<unsigned long long>(step_));
+  if (place_.on_device()) return enqueue_dense(gradient, stream, where);
   if (stream.handle != nullptr)
     return refuse(StatusCode::invalid_argument, "a stream, but the communicator is one of host memory");
   GRADGATE_TRY(finish_left());
-  ExchangeArgs args;
-  args.shape = {dense_candidate(), gradient.count, gradient.dtype, comm_.rank(), comm_.size(), options_.executor.width};
-  args.gradient = gradient;
-  args.executor = options_.executor;
-  args.divide = divide_;
-  ExchangeTimes times;
-  Message why;
-  if (const Status s = run_exchange(comm_, args, options_.timeout_s, options_.virtual_rates, &times, &why); !s.ok()) {
-    Message full;
-    full.format("dense bucket outside the layout, step %llu: %s", static_cast<unsigned long long>(step_),
-                why.text[0] ? why.text : s.message());
-    return fail(s, full);
-  }
+  GRADGATE_TRY(reduce_dense(gradient, where));
   unplanned_ = true;
-  watch_result(gradient);
-  const size_t bytes = gradient.count * dtype_bytes(gradient.dtype);
-  ++stats_.dense_buckets;
-  stats_.dense_bytes += bytes;
-  stats_.wire_bytes += bytes;
-  stats_.transfer_s += times.transfer_s;
   return {};
 }
 

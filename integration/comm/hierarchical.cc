@@ -134,12 +134,7 @@ Status ExchangeMachine::next_hierarchical(CollectiveCall* call) noexcept {
     return {};
   }
   phase_ = Phase::done;
-  if (args_.device != nullptr) {
-    const Status status = failed_.ok() ? comm::on_device::open_blocks(args_, buffers) : failed_;
-    if (!status.ok()) blame(status, "hierarchical: the look at the node's averages could not be enqueued");
-  } else {
-    open_blocks();
-  }
+  open_blocks();
   return failed_;
 }
 
@@ -163,6 +158,11 @@ void ExchangeMachine::close_block() noexcept {
 void ExchangeMachine::open_blocks() noexcept {
   const ExchangeShape& shape = args_.shape;
   const HierarchicalBuffers buffers(shape, args_.workspace.data());
+  if (args_.device != nullptr) {
+    const Status status = failed_.ok() ? comm::on_device::open_blocks(args_, buffers) : failed_;
+    if (!status.ok()) blame(status, "hierarchical: the look at the node's averages could not be enqueued");
+    return;
+  }
   const NodeShard shard(shape);
   for (int local = 0; local < shard.per_node && failed_.ok(); ++local) {
     uint32_t word[2];
