@@ -201,10 +201,23 @@ TEST(Exposed, AMoreFaithfulCandidateRunsWhereItsTimeIsHidden) {
   EXPECT_EQ(d[1].chosen, 2);
 }
 
-TEST(Exposed, TheGateUsesItOnceEveryBucketHasATime) {
+World two_buckets() {
   World w = three_codecs();
   w.bucket_bytes = {4e6, 4e6};
-  const double dense_s = exchange_cost(Exchange::all_reduce, link_model(w.link, w.ranks), 4e6);
+  return w;
+}
+double dense_seconds(const World& w) {
+  return exchange_cost(Exchange::all_reduce, link_model(w.link, w.ranks), w.bucket_bytes[0]);
+}
+// On every rank bucket 0 is ready at once, and bucket 1 after so long.
+void make_ready(Simulation& sim, double second_s) {
+  for (uint32_t r = 0; r < sim.world.ranks; ++r)
+    sim.gates[r].record_ready(0, 0), sim.gates[r].record_ready(1, second_s);
+}
+
+TEST(Exposed, TheGateUsesItOnceEveryBucketHasATime) {
+  const World w = two_buckets();
+  const double dense_s = dense_seconds(w);
   for (const bool given : {false, true}) {
     Simulation sim(w, {});
     for (int i = 0; i < 400; ++i) {
@@ -225,17 +238,13 @@ TEST(Exposed, TheGateUsesItOnceEveryBucketHasATime) {
 
 TEST(Exposed, ThePlanIsPredictedOnceMoreFromItsOwnSteps) {
   // Beside dense transfers the backward pass lasts so long that bucket 0 seems hidden; beside the plan's it is short.
-  World w = three_codecs();
-  w.bucket_bytes = {4e6, 4e6};
-  const double dense_s = exchange_cost(Exchange::all_reduce, link_model(w.link, w.ranks), 4e6);
+  const World w = two_buckets();
+  const double dense_s = dense_seconds(w);
   for (const bool shortens : {false, true}) {
     Simulation sim(w, {});
     for (int i = 0; i < 400; ++i) {
       const bool compressed = sim.gates[0].plan(1).action == Action::compress;
-      for (uint32_t r = 0; r < w.ranks; ++r) {
-        sim.gates[r].record_ready(0, 0);
-        sim.gates[r].record_ready(1, shortens && compressed ? dense_s / 100 : 2 * dense_s);
-      }
+      make_ready(sim, shortens && compressed ? dense_s / 100 : 2 * dense_s);
       const bool hidden = !shortens || sim.gates[0].plan(0).action == Action::compress;
       sim.given_step_s = !compressed ? 0.3 : hidden ? 0.1 : 0.15;
       sim.step();
@@ -256,19 +265,15 @@ TEST(Exposed, ThePlanIsPredictedOnceMoreFromItsOwnSteps) {
 // The refined plan is faster, or slower, by what the noise of single steps hides: 16 of 24 pairs say so, which no sign
 // test takes for decided (p = 0.15). The better median goes on; the log still says undecided.
 TEST(Exposed, BetweenAPlanAndItsRefinementTheBetterMedianDecides) {
-  World w = three_codecs();
-  w.bucket_bytes = {4e6, 4e6};
-  const double dense_s = exchange_cost(Exchange::all_reduce, link_model(w.link, w.ranks), 4e6);
+  const World w = two_buckets();
+  const double dense_s = dense_seconds(w);
   for (const bool faster : {true, false}) {
     Simulation sim(w, {});
     uint64_t refined_steps = 0;
     while (sim.lines("verify").size() < 2) {
       const bool first = sim.gates[0].plan(0).action == Action::compress;
       const bool second = sim.gates[0].plan(1).action == Action::compress;
-      for (uint32_t r = 0; r < w.ranks; ++r) {
-        sim.gates[r].record_ready(0, 0);
-        sim.gates[r].record_ready(1, second ? dense_s / 100 : 2 * dense_s);
-      }
+      make_ready(sim, second ? dense_s / 100 : 2 * dense_s);
       // Bucket 0 is compressed by the refinement only. One step in three of those goes against the other two.
       const bool against = first && refined_steps++ % 3 == 2;
       sim.given_step_s = !second ? 0.3 : !first ? 0.1 : faster != against ? 0.095 : 0.105;
@@ -284,16 +289,12 @@ TEST(Exposed, BetweenAPlanAndItsRefinementTheBetterMedianDecides) {
 
 // Bucket 0 is hidden, so the exposed objective leaves it dense; in the step it costs more than any sample shows.
 TEST(Exposed, ThePlanForTheSumOfCostsTakesOverWhereItWinsBy5Percent) {
-  World w = three_codecs();
-  w.bucket_bytes = {4e6, 4e6};
-  const double dense_s = exchange_cost(Exchange::all_reduce, link_model(w.link, w.ranks), 4e6);
+  const World w = two_buckets();
+  const double dense_s = dense_seconds(w);
   for (const double step_s : {0.094, 0.097, 0.110}) {
     Simulation sim(w, {});
     for (int i = 0; i < 300; ++i) {
-      for (uint32_t r = 0; r < w.ranks; ++r) {
-        sim.gates[r].record_ready(0, 0);
-        sim.gates[r].record_ready(1, 2 * dense_s);
-      }
+      make_ready(sim, 2 * dense_s);
       const bool first = sim.gates[0].plan(0).action == Action::compress;
       const bool second = sim.gates[0].plan(1).action == Action::compress;
       sim.given_step_s = first ? step_s : second ? 0.1 : 0.3;

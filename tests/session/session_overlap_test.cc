@@ -95,19 +95,33 @@ TEST(SessionOverlap, HasTheBitsOfOneBucketAfterTheOther) {
   }
 }
 
+Status reduce(Session& session, uint32_t bucket, std::vector<float>& gradient) {
+  return session.all_reduce_overlapped(bucket, {gradient.data(), gradient.size(), DType::f32});
+}
+
+/// A rank with a session over Starting and three buckets: 100 ones, 200 twos, 300 threes.
+struct ThreeBuckets {
+  Starting comm;
+  std::unique_ptr<Session> session = session_with(comm, "int8@all_gather");
+  std::vector<float> a = std::vector<float>(100, 1.0f), b = std::vector<float>(200, 2.0f),
+                     c = std::vector<float>(300, 3.0f);
+
+  explicit ThreeBuckets(Communicator& bare) : comm(bare) {
+    EXPECT_TRUE(set_simple_layout(*session, {a.size(), b.size(), c.size()}).ok());
+    comm.calls.clear();
+  }
+};
+
 TEST(SessionOverlap, StartsABucketBeforeItWaitsForTheOneBefore) {
   on_ranks(2, nullptr, [&](int rank, Communicator& bare) {
-    Starting comm(bare);
-    auto session = session_with(comm, "int8@all_gather");
-    ASSERT_TRUE(set_simple_layout(*session, {100, 200, 300}).ok());
-    std::vector<float> a(100, 1.0f), b(200, 2.0f), c(300, 3.0f);
-    comm.calls.clear();
-    ASSERT_TRUE(session->all_reduce_overlapped(0, {a.data(), a.size(), DType::f32}).ok());
+    ThreeBuckets three(bare);
+    auto& [comm, session, a, b, c] = three;
+    ASSERT_TRUE(reduce(*session, 0, a).ok());
     EXPECT_TRUE(session->unfinished());
-    ASSERT_TRUE(session->all_reduce_overlapped(1, {b.data(), b.size(), DType::f32}).ok());
+    ASSERT_TRUE(reduce(*session, 1, b).ok());
     EXPECT_TRUE(session->unfinished());
-    EXPECT_EQ(session->all_reduce_overlapped(1, {b.data(), b.size(), DType::f32}).code(), StatusCode::invalid_argument);
-    ASSERT_TRUE(session->all_reduce_overlapped(2, {c.data(), c.size(), DType::f32}).ok());
+    EXPECT_EQ(reduce(*session, 1, b).code(), StatusCode::invalid_argument);
+    ASSERT_TRUE(reduce(*session, 2, c).ok());
     EXPECT_FALSE(session->unfinished());
     EXPECT_EQ(comm.calls, (std::vector<std::string>{"start", "start", "finish", "start", "finish", "finish"})) << rank;
   });
@@ -115,22 +129,20 @@ TEST(SessionOverlap, StartsABucketBeforeItWaitsForTheOneBefore) {
 
 TEST(SessionOverlap, FinishEndsABucketAtAnyTime) {
   on_ranks(2, nullptr, [&](int rank, Communicator& bare) {
-    Starting comm(bare);
-    auto session = session_with(comm, "int8@all_gather");
-    ASSERT_TRUE(set_simple_layout(*session, {100, 200, 300}).ok());
-    std::vector<float> a(100, 1.0f), b(200, 2.0f), c(300, 3.0f);
+    ThreeBuckets three(bare);
+    auto& [comm, session, a, b, c] = three;
     EXPECT_TRUE(session->finish().ok());  // nothing to do
-    ASSERT_TRUE(session->all_reduce_overlapped(0, {a.data(), a.size(), DType::f32}).ok());
+    ASSERT_TRUE(reduce(*session, 0, a).ok());
     if (rank == 0) {
       ASSERT_TRUE(session->finish().ok());
       EXPECT_FALSE(session->unfinished());
       EXPECT_EQ(a, std::vector<float>(100, 1.0f));
     }
-    ASSERT_TRUE(session->all_reduce_overlapped(1, {b.data(), b.size(), DType::f32}).ok());
+    ASSERT_TRUE(reduce(*session, 1, b).ok());
     if (rank == 1) {
       ASSERT_TRUE(session->finish().ok());
     }
-    ASSERT_TRUE(session->all_reduce_overlapped(2, {c.data(), c.size(), DType::f32}).ok());
+    ASSERT_TRUE(reduce(*session, 2, c).ok());
     EXPECT_EQ(a, std::vector<float>(100, 1.0f));
     EXPECT_EQ(b, std::vector<float>(200, 2.0f));
     EXPECT_EQ(c, std::vector<float>(300, 3.0f));
@@ -144,7 +156,7 @@ TEST(SessionOverlap, ADenseBucketEndsTheOneBefore) {
     ASSERT_TRUE(set_simple_layout(*session, {100, 200}).ok());
     std::vector<float> planned(100, 2.0f), other(50, 4.0f);
     comm.calls.clear();
-    ASSERT_TRUE(session->all_reduce_overlapped(0, {planned.data(), planned.size(), DType::f32}).ok());
+    ASSERT_TRUE(reduce(*session, 0, planned).ok());
     ASSERT_TRUE(session->all_reduce_dense({other.data(), other.size(), DType::f32}).ok());
     EXPECT_FALSE(session->unfinished());
     EXPECT_EQ(planned, std::vector<float>(100, 2.0f));
@@ -162,11 +174,11 @@ void expect_repeated(int idle) {
     if (rank == 1) comm.fail_start = 0, comm.failing_count = 100, comm.failing_seed = {0, 0, 0, 1};
     std::vector<float> a(100, 1.0f + static_cast<float>(rank)), b(200, 5.0f);
     comm.calls.clear();
-    ASSERT_TRUE(session->all_reduce_overlapped(0, {a.data(), a.size(), DType::f32}).ok());
+    ASSERT_TRUE(reduce(*session, 0, a).ok());
     if (rank == idle) {
       ASSERT_TRUE(session->finish().ok());
     }
-    ASSERT_TRUE(session->all_reduce_overlapped(1, {b.data(), b.size(), DType::f32}).ok()) << session->last_error();
+    ASSERT_TRUE(reduce(*session, 1, b).ok()) << session->last_error();
     EXPECT_EQ(a, std::vector<float>(100, 1.5f));
     EXPECT_EQ(b, std::vector<float>(200, 5.0f));
     EXPECT_EQ(session->stats().failed_exchanges, 1u);
@@ -186,10 +198,10 @@ TEST(SessionOverlap, LeavesNothingWhereTheCommunicatorCannotStart) {
     auto session = session_with(comm, "int8@all_gather");
     ASSERT_TRUE(set_simple_layout(*session, {100, 200}).ok());
     std::vector<float> a(100, 3.0f), b(200, 1.0f);
-    ASSERT_TRUE(session->all_reduce_overlapped(0, {a.data(), a.size(), DType::f32}).ok());
+    ASSERT_TRUE(reduce(*session, 0, a).ok());
     EXPECT_FALSE(session->unfinished());
     EXPECT_EQ(a, std::vector<float>(100, 3.0f));
-    ASSERT_TRUE(session->all_reduce_overlapped(1, {b.data(), b.size(), DType::f32}).ok());
+    ASSERT_TRUE(reduce(*session, 1, b).ok());
   });
 }
 
