@@ -42,30 +42,43 @@ __device__ inline uint16_t to_f16(float x) {
 // ---- payload headers
 // -------------------------------------------------------------------------------------------------
 
-// One CTA looks at every header. The first fault in rank order stays in the record, with the header it was seen in.
-__global__ void check_headers(CheckCall call) {
+// One CTA looks at what every rank sent. what(rank): its fault, as in the record below the rank, or 0. The first in
+// rank order goes into the record, unless there is one; keep(rank) then adds what it was seen in.
+template <class What, class Keep>
+__device__ void record_first_fault(FaultRecord* fault, uint64_t stage, unsigned ranks, unsigned first_rank,
+                                   const What& what, const Keep& keep) {
   __shared__ unsigned long long first;
   if (threadIdx.x == 0) first = ~0ull;
   __syncthreads();
-  codecs::WireHeader due = call.header;
-  if (call.step != nullptr) due.step = *call.step;
-  for (unsigned rank = threadIdx.x; rank < call.ranks; rank += blockDim.x) {
-    if (rank == call.skip) continue;
-    const auto got = *reinterpret_cast<const codecs::WireHeader*>(call.payloads + rank * call.stride);
-    uint64_t what = static_cast<uint64_t>(codecs::check_header(got, due)) << 8;
-    // The step before the error: a rank that is elsewhere is at fault, whatever it reports from there.
-    if (what == 0 && got.step != due.step) what = kFaultStep << 8;
-    if (what == 0 && (got.flags & codecs::kFlagError) != 0) what = kFaultPeer << 8 | got.flags >> 4;
-    if (what == 0) continue;
-    const uint64_t place =
-        static_cast<uint64_t>(call.stage) << kFaultStageShift | static_cast<uint64_t>(rank + call.first_rank) << 16;
-    atomicMin(&first, static_cast<unsigned long long>(kFaultSet | place | what));
+  for (unsigned rank = threadIdx.x; rank < ranks; rank += blockDim.x) {
+    const uint64_t found = what(rank);
+    if (found == 0) continue;
+    const uint64_t place = stage << kFaultStageShift | static_cast<uint64_t>(rank + first_rank) << 16;
+    atomicMin(&first, static_cast<unsigned long long>(kFaultSet | place | found));
   }
   __syncthreads();
-  if (threadIdx.x != 0 || first == ~0ull || call.fault->word != 0) return;
-  const unsigned rank = static_cast<unsigned>(first >> 16 & 0xffffffffu) - call.first_rank;
-  call.fault->word = first;
-  call.fault->got = *reinterpret_cast<const codecs::WireHeader*>(call.payloads + rank * call.stride);
+  if (threadIdx.x != 0 || first == ~0ull || fault->word != 0) return;
+  fault->word = first;
+  keep(static_cast<unsigned>(first >> 16 & 0xffffffffu) - first_rank);
+}
+
+__global__ void check_headers(CheckCall call) {
+  codecs::WireHeader due = call.header;
+  if (call.step != nullptr) due.step = *call.step;
+  const auto header_of = [&](unsigned rank) {
+    return *reinterpret_cast<const codecs::WireHeader*>(call.payloads + rank * call.stride);
+  };
+  const auto what = [&](unsigned rank) -> uint64_t {
+    if (rank == call.skip) return 0;
+    const codecs::WireHeader got = header_of(rank);
+    const uint64_t fault = static_cast<uint64_t>(codecs::check_header(got, due)) << 8;
+    if (fault != 0) return fault;
+    // The step before the error: a rank that is elsewhere is at fault, whatever it reports from there.
+    if (got.step != due.step) return kFaultStep << 8;
+    return (got.flags & codecs::kFlagError) != 0 ? kFaultPeer << 8 | got.flags >> 4 : 0;
+  };
+  record_first_fault(call.fault, call.stage, call.ranks, call.first_rank, what,
+                     [&](unsigned rank) { call.fault->got = header_of(rank); });
 }
 
 // What this rank tells its peers of the fault in its record: 0 without one.
@@ -175,24 +188,18 @@ __global__ void write_block(BlocksCall call) {
   for (size_t i = first_element(); i < call.count; i += element_step()) narrow(call.shard[i], values + i, call.dtype);
 }
 
-// One CTA looks at every word; the first fault in rank order stays in the record, with the step of its rank.
+// Of a faulty word the record keeps the step.
 __global__ void check_words(BlocksCall call) {
-  __shared__ unsigned long long first;
-  if (threadIdx.x == 0) first = ~0ull;
-  __syncthreads();
-  for (unsigned rank = threadIdx.x; rank < call.ranks; rank += blockDim.x) {
-    const uint4 word = *reinterpret_cast<const uint4*>(call.blocks + rank * call.stride);
-    if (word.x == 0 && word.y == step_of(call)) continue;
-    const uint64_t what = word.x != 0 ? kFaultPeer << 8 | (word.x & 0xffu) : kFaultStep << 8;
-    const uint64_t place = kBlockStage << kFaultStageShift | static_cast<uint64_t>(rank + call.first_rank) << 16;
-    atomicMin(&first, static_cast<unsigned long long>(kFaultSet | place | what));
-  }
-  __syncthreads();
-  if (threadIdx.x != 0 || first == ~0ull || call.fault->word != 0) return;
-  const unsigned rank = static_cast<unsigned>(first >> 16 & 0xffffffffu) - call.first_rank;
-  call.fault->word = first;
-  call.fault->got = {};
-  call.fault->got.step = reinterpret_cast<const uint4*>(call.blocks + rank * call.stride)->y;
+  const auto word_of = [&](unsigned rank) { return *reinterpret_cast<const uint4*>(call.blocks + rank * call.stride); };
+  const auto what = [&](unsigned rank) -> uint64_t {
+    const uint4 word = word_of(rank);
+    if (word.x != 0) return kFaultPeer << 8 | (word.x & 0xffu);
+    return word.y != step_of(call) ? kFaultStep << 8 : 0;
+  };
+  record_first_fault(call.fault, kBlockStage, call.ranks, call.first_rank, what, [&](unsigned rank) {
+    call.fault->got = {};
+    call.fault->got.step = word_of(rank).y;
+  });
 }
 
 // A row of CTAs per block.

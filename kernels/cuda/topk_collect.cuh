@@ -158,8 +158,7 @@ __global__ void __launch_bounds__(kTopkThreads, 3) collect(TopkJob job) {
     if (lane_id() == 0) warp_hits[warp] = places.total;
     burst = __syncthreads_or(burst);
     if (threadIdx.x == 0) {
-      uint32_t hits = 0;
-      for (unsigned w = 0; w < kTopkWarps; ++w) hits += warp_hits[w];
+      const uint32_t hits = sum_of_warps(warp_hits, kTopkWarps);
       base = claim(job, hits);
       if (burst) base = kDeferred, job.state->deferred = 1;
       job.tile_base[tile] = base;
@@ -167,23 +166,15 @@ __global__ void __launch_bounds__(kTopkThreads, 3) collect(TopkJob job) {
     }
     __syncthreads();
     if (base != kDeferred) {
-      Count at = base;
-      for (unsigned w = 0; w < warp; ++w) at += warp_hits[w];
+      const Count at = base + sum_of_warps(warp_hits, warp);
       places.for_marked(mask, [&](unsigned j, uint32_t to) {
         const float v = x[j / kPerLane][j % kPerLane];
-        job.value[at + to] = exact::bits(v);
-        job.index[at + to] = static_cast<uint16_t>(part.in_chunk + run_element(j));
+        list_candidate(job, at + to, v, part.in_chunk + run_element(j));
         const uint32_t bin = (codecs::topk_key(exact::mag(v)) - t) >> kNearShift;
         atomicAdd(bins + (bin < kNearBins ? bin : kNearBins - 1), 1u);
         if constexpr (kFeedback) x[j / kPerLane][j % kPerLane] = left_of(v, job.type);
       });
-      if constexpr (kFeedback) {
-#pragma unroll
-        for (unsigned g = 0; g < kRunGroups; ++g) {
-          if (part.n(g) != 0 && (kept >> g & 1u) == 0)
-            store_residual(job.residual + part.begin + g * codecs::kGroup, part.n(g), fast_e, x[g]);
-        }
-      }
+      if constexpr (kFeedback) store_part(job, part, kept, fast_e, x);
     }
     __syncthreads();
   }

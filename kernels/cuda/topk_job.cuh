@@ -199,6 +199,29 @@ __device__ inline Count claim(const TopkJob& job, uint32_t candidates) {
   return kDeferred;
 }
 
+/// Of a CTA's warps, what the first n have together.
+__device__ __forceinline__ uint32_t sum_of_warps(const uint32_t* of_warp, unsigned n) {
+  uint32_t sum = 0;
+  for (unsigned w = 0; w < n; ++w) sum += of_warp[w];
+  return sum;
+}
+
+/// A candidate's place in the list.
+__device__ __forceinline__ void list_candidate(const TopkJob& job, Count at, float x, uint32_t in_chunk) {
+  job.value[at] = exact::bits(x);
+  job.index[at] = static_cast<uint16_t>(in_chunk);
+}
+
+/// The residual of a warp's part of a tile. Bit g of `kept`: that of its group g stays as it is.
+__device__ __forceinline__ void store_part(const TopkJob& job, const TilePart& part, uint32_t kept, bool fast,
+                                           const float (&left)[kRunGroups][kPerLane]) {
+#pragma unroll
+  for (unsigned g = 0; g < kRunGroups; ++g) {
+    if (part.n(g) != 0 && (kept >> g & 1u) == 0)
+      store_residual(job.residual + part.begin + g * codecs::kGroup, part.n(g), fast, left[g]);
+  }
+}
+
 /// Candidates of a tile above and at the last key: for each lane of the warp, those that it has looked at.
 __device__ __forceinline__ void count_tile(const TopkJob& job, size_t tile, uint32_t last, uint32_t* greater,
                                            uint32_t* equal) {

@@ -228,33 +228,27 @@ __global__ void __launch_bounds__(kTopkThreads) recollect(TopkJob job) {
     if (lane_id() == 0) warp_ties[warp] = tie_places.total;
     __syncthreads();
     if (warp == 0) {
-      uint32_t own = 0;
-      for (unsigned w = 0; w < kTopkWarps; ++w) own += warp_ties[w];
-      const Count earlier = ties_before(job, tile, own);
+      const Count earlier = ties_before(job, tile, sum_of_warps(warp_ties, kTopkWarps));
       if (lane_id() == 0) before = earlier;
     }
     __syncthreads();
-    Count tie = before;
-    for (unsigned w = 0; w < warp; ++w) tie += warp_ties[w];
+    const Count tie = before + sum_of_warps(warp_ties, warp);
     tie_places.for_marked(equal, [&](unsigned j, uint32_t to) { mask |= (tie + to < ties ? 1u : 0u) << j; });
     const RunPlaces<2> places(mask);
     if (lane_id() == 0) warp_hits[warp] = places.total;
     __syncthreads();
     if (threadIdx.x == 0) {
-      uint32_t hits = 0;
-      for (unsigned w = 0; w < kTopkWarps; ++w) hits += warp_hits[w];
+      const uint32_t hits = sum_of_warps(warp_hits, kTopkWarps);
       base = claim(job, hits);
       job.tile_base[tile] = base;
       job.tile_count[tile] = hits;
       if (hits != 0) atomicAdd(job.chunk_greater + tile / kChunkTiles, hits);
     }
     __syncthreads();
-    Count at = base;
-    for (unsigned w = 0; w < warp; ++w) at += warp_hits[w];
+    const Count at = base + sum_of_warps(warp_hits, warp);
     places.for_marked(mask, [&](unsigned j, uint32_t to) {
       const float v = x[j / kPerLane][j % kPerLane];
-      job.value[at + to] = exact::bits(v);
-      job.index[at + to] = static_cast<uint16_t>(part.in_chunk + run_element(j));
+      list_candidate(job, at + to, v, part.in_chunk + run_element(j));
       if constexpr (kFeedback) {
         const float left = left_of(v, job.type);
         x[j / kPerLane][j % kPerLane] = left;
@@ -262,13 +256,7 @@ __global__ void __launch_bounds__(kTopkThreads) recollect(TopkJob job) {
         if (listed && exact::bits(v) != 0 && exact::is_finite(v)) job.residual[part.begin + run_element(j)] = left;
       }
     });
-    if (kFeedback && !listed) {
-#pragma unroll
-      for (unsigned g = 0; g < kRunGroups; ++g) {
-        if (part.n(g) != 0 && (kept >> g & 1u) == 0)
-          store_residual(job.residual + part.begin + g * codecs::kGroup, part.n(g), fast_e, x[g]);
-      }
-    }
+    if (kFeedback && !listed) store_part(job, part, kept, fast_e, x);
   }
 }
 
