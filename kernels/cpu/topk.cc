@@ -53,8 +53,8 @@ struct Plan {
       made.begin = i * elements;
       made.end = std::min(count, made.begin + elements);
       made.x = reinterpret_cast<float*>(take(kTopkBlock * sizeof(float)));
-      made.found.value = reinterpret_cast<uint32_t*>(take(capacity * sizeof(uint32_t)));
-      made.found.index = reinterpret_cast<uint16_t*>(take(capacity * sizeof(uint16_t)));
+      made.found.value = reinterpret_cast<uint32_t*>(take((capacity + kTopkBeyond) * sizeof(uint32_t)));
+      made.found.index = reinterpret_cast<uint16_t*>(take((capacity + kTopkBeyond) * sizeof(uint16_t)));
       made.before.value = reinterpret_cast<uint32_t*>(take(kept * sizeof(uint32_t)));
       made.before.index = reinterpret_cast<uint16_t*>(take(kept * sizeof(uint16_t)));
       if (base != nullptr) new (&task[i]) TopkTask(made);
@@ -100,18 +100,24 @@ int32_t sampled_threshold(const TopkLoops& loops, const TopkJob& job, uint32_t* 
   return low;
 }
 
-// The key of the job.entries-th candidate, with *above greater ones. There are at least so many candidates.
-int32_t last_key(const TopkLoops& loops, const TopkJob& job, const Plan& plan, int32_t guess, size_t* above) noexcept {
-  const auto reach = [&](int32_t t) {
+// The key of the job.entries-th candidate, with *above greater ones. There are `found` candidates, at least so many,
+// and all reach `floor`; the key is likely to be near `guess`.
+int32_t last_key(const TopkLoops& loops, const TopkJob& job, const Plan& plan, int32_t floor, size_t found,
+                 int32_t guess, size_t* above) noexcept {
+  const auto reach = [&](int64_t t) {
     size_t n = 0;
-    for (size_t i = 0; i < plan.tasks; ++i) n += loops.count(plan.task[i].found.value, plan.task[i].count, t);
+    for (size_t i = 0; i < plan.tasks; ++i)
+      n += loops.count(plan.task[i].found.value, plan.task[i].count, static_cast<int32_t>(t));
     return n;
   };
   // At least job.entries reach low, fewer reach high.
-  int32_t low = 0, high = kTopkKeyEnd;
-  size_t reach_low = reach(0), reach_high = 0;
-  for (int64_t step = 1 << 16, at = guess; at > low && at < high; at += step, step *= 2) {
-    const size_t n = reach(static_cast<int32_t>(at));
+  int32_t low = floor, high = kTopkKeyEnd;
+  size_t reach_low = found, reach_high = 0;
+  // From the guess outwards, by steps that begin with 0.2 to 0.4 % of a value.
+  bool up = true;
+  for (int64_t step = 1 << 15, at = guess; at > low && at < high; at += up ? step : -step, step *= 2) {
+    const size_t n = reach(at);
+    if (at == guess) up = n >= job.entries;
     if (n < job.entries) {
       high = static_cast<int32_t>(at), reach_high = n;
     } else {
@@ -165,11 +171,13 @@ uint64_t encode_topk(const Loops& table, const EncodeJob& encode, size_t count, 
   job.capacity = plan.capacity;
   job.candidates = plan.candidates;
   const IeeeScope ieee;
-  int32_t first;
+  int32_t first, guess;
   if (threshold != nullptr && *threshold > 0 && *threshold <= exact::kInfBits) {
-    first = std::max<int32_t>(static_cast<int32_t>(*threshold) - (1 << 18), 0);  // 1.5 to 3 % lower
+    guess = static_cast<int32_t>(*threshold);
+    first = std::max<int32_t>(guess - (1 << 18), 0);  // 1.5 to 3 % lower
   } else {
     first = std::min(sampled_threshold(loops, job, plan.room), static_cast<int32_t>(exact::kInfBits));
+    guess = first + (1 << 16);  // what a sample takes too many
   }
   for (size_t i = 0; i < plan.tasks; ++i) plan.task[i].threshold = first;
   for_each(executor, plan, [&](TopkTask& task) { loops.collect(job, &task); });
@@ -187,9 +195,11 @@ uint64_t encode_topk(const Loops& table, const EncodeJob& encode, size_t count, 
       task.threshold = first = 0;
     }
     for_each(executor, plan, [&](TopkTask& task) { loops.collect(job, &task); });
+    found = 0;
+    for (size_t i = 0; i < plan.tasks; ++i) found += plan.task[i].count;
   }
   size_t above = 0;
-  job.last_key = last_key(loops, job, plan, first, &above);
+  job.last_key = last_key(loops, job, plan, first, found, guess, &above);
   size_t ties = job.entries - above, entries = 0;
   uint64_t non_finite = 0;
   for (size_t i = 0; i < plan.tasks; ++i) {

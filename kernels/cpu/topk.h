@@ -12,8 +12,9 @@ namespace gradgate::kernels::cpu {
 inline constexpr size_t kTopkChunk = 65536;         // of the format
 inline constexpr size_t kTopkBlock = 1024;          // elements looked at together
 inline constexpr int32_t kTopkKeyEnd = 0x7f800002;  // above the key of NaN
+inline constexpr size_t kTopkBeyond = 64;           // candidates written before it is known that they are none
 
-/// Candidates in order, as bits of x and place in their chunk. `value` has room for 64 more.
+/// Candidates in order, as bits of x and place in their chunk. There is room for kTopkBeyond more than the capacity.
 struct TopkBuffer {
   uint32_t* value = nullptr;
   uint16_t* index = nullptr;

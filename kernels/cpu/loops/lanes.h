@@ -129,6 +129,31 @@ GRADGATE_INLINE uint64_t at_least_64(const int32_t* v, int32_t mask, int32_t t) 
   return found;
 }
 
+// Moves those of 64 entries whose bit is set in `kept` to the front, in order; returns how many. `to` may be the
+// entries themselves or lie before them: nothing behind the 64 is written, and nothing before it was read.
+GRADGATE_INLINE size_t compress_64(const uint32_t* value, const uint16_t* index, uint64_t kept, uint32_t* to_value,
+                                   uint16_t* to_index) {
+  size_t n = 0;
+#if defined(__AVX512F__)
+  for (int i = 0; i < 4; ++i) {
+    const auto mask = static_cast<__mmask16>(kept >> (16 * i));
+    const __m512i v = _mm512_loadu_si512(value + 16 * i);
+    const __m512i p = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(index + 16 * i)));
+    _mm512_storeu_si512(to_value + n, _mm512_maskz_compress_epi32(mask, v));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to_index + n),
+                        _mm512_cvtepi32_epi16(_mm512_maskz_compress_epi32(mask, p)));
+    n += static_cast<size_t>(__builtin_popcount(mask));
+  }
+#else
+  for (int i = 0; i < 64; ++i, kept >>= 1) {
+    to_value[n] = value[i];
+    to_index[n] = index[i];
+    n += kept & 1;
+  }
+#endif
+  return n;
+}
+
 // How many of the n (a multiple of 64) integers are >= t.
 GRADGATE_INLINE size_t count_at_least(const int32_t* v, size_t n, int32_t t) {
 #if defined(__POPCNT__)

@@ -22,7 +22,7 @@ GRADGATE_INLINE float left_of(float x) {
 // (also in a zero group, whose residual is not touched).
 GRADGATE_INLINE bool has_residual(uint32_t value) { return value != 0 && (value & exact::kMagMask) < exact::kInfBits; }
 
-// Bit j: value j of 64 has a key of at least t (0 < t < kTopkKeyEnd).
+// Bit j: value j of 64 has a key of at least t (0 <= t < kTopkKeyEnd).
 GRADGATE_INLINE uint64_t keys_at_least_64(const uint32_t* value, int32_t t) {
   return at_least_64(reinterpret_cast<const int32_t*>(value), 0x7fffffff, t);
 }
@@ -147,31 +147,50 @@ class TopkSource {
   size_t at_ = 0, chunk_end_ = 0;
 };
 
+// Of the n candidates of a chunk, moves those whose key is above `last` and the first *ties of those that equal it to
+// `to`, which does not lie behind them. Returns how many. The others get their residual back where there is one (e, the
+// chunk's).
+GRADGATE_INLINE size_t keep_chunk(TopkBuffer from, size_t n, int32_t last, size_t* ties, float* e, TopkBuffer to) {
+  size_t kept = 0;
+  for (size_t i = 0; i < n; i += 64) {
+    const size_t m = least(n - i, 64);
+    const uint64_t all = ~uint64_t{0} >> (64 - m);
+    uint64_t keep = last + 1 < kTopkKeyEnd ? keys_at_least_64(from.value + i, last + 1) & all : 0;
+    uint64_t tie = keys_at_least_64(from.value + i, last) & all & ~keep;
+    for (; tie != 0 && *ties > 0; tie &= tie - 1, --*ties) keep |= tie & -tie;
+    if (e != nullptr) {
+      for (uint64_t left = all & ~keep; left != 0; left &= left - 1) {
+        const size_t j = i + static_cast<size_t>(__builtin_ctzll(left));
+        if (has_residual(from.value[j])) e[from.index[j]] = exact::from_bits(from.value[j]);
+      }
+    }
+    if (m == 64) {
+      kept += compress_64(from.value + i, from.index + i, keep, to.value + kept, to.index + kept);
+    } else {
+      for (size_t j = i; j < n; ++j, keep >>= 1) {
+        to.value[kept] = from.value[j];
+        to.index[kept] = from.index[j];
+        kept += keep & 1;
+      }
+    }
+  }
+  return kept;
+}
+
 // Keeps the job.entries best candidates; what comes later must be better than the last of them.
-template <class V, bool kFeedback>
+template <bool kFeedback>
 __attribute__((noinline)) void keep_best(const TopkJob& job, TopkTask* task, size_t chunk) {
   const int32_t last = topk_nth(task->found.value, task->count, job.entries);
   size_t ties = job.entries - topk_count(task->found.value, task->count, last + 1);
-  uint32_t* counts = job.candidates;
-  size_t from = 0, to = 0;
+  TopkBuffer from = task->found, to = task->found;
   for (size_t c = task->begin / kTopkChunk; c <= chunk; ++c) {
-    const size_t start = to;
-    for (size_t j = counts[c]; j > 0; --j, ++from) {
-      const uint32_t v = task->found.value[from];
-      const uint16_t place = task->found.index[from];
-      const int32_t key = topk_key_of(v);
-      const bool tie = key == last && ties > 0;
-      ties -= static_cast<size_t>(tie);
-      if (key > last || tie) {
-        task->found.value[to] = v;
-        task->found.index[to++] = place;
-      } else if (kFeedback && has_residual(v)) {
-        job.encode.residual[c * kTopkChunk + place] = exact::from_bits(v);
-      }
-    }
-    counts[c] = static_cast<uint32_t>(to - start);
+    float* e = kFeedback ? job.encode.residual + c * kTopkChunk : nullptr;
+    const size_t n = job.candidates[c], kept = keep_chunk(from, n, last, &ties, e, to);
+    job.candidates[c] = static_cast<uint32_t>(kept);
+    from.value += n, from.index += n;
+    to.value += kept, to.index += kept;
   }
-  task->count = to;
+  task->count = static_cast<size_t>(to.value - task->found.value);
   task->threshold = last + 1;
 }
 
@@ -207,38 +226,40 @@ __attribute__((noinline)) int32_t greatest_of_rest(const TopkJob& job, const Top
 template <bool kPrefetch>
 GRADGATE_INLINE size_t append_hits(const float* x, size_t n, size_t place, TopkTask* task) {
   const int32_t t = task->threshold;
-  uint64_t word[kTopkBlock / 64 + 1];
-  size_t start[kTopkBlock / 64 + 1], words = 0, hits = 0;
+  uint64_t word[kTopkBlock / 64];
+  size_t start[kTopkBlock / 64], words = 0, most = 0;
   for (size_t i = 0; i < n; i += 64) {
     if constexpr (kPrefetch) prefetch_ahead(x + i, 256);
     uint64_t w = at_least_64(reinterpret_cast<const int32_t*>(x + i), 0x7fffffff, t);
     if (n - i < 64) w &= (uint64_t{1} << (n - i)) - 1;
+    const auto hits = static_cast<size_t>(__builtin_popcountll(w));
     word[words] = w;
     start[words] = i;
     words += static_cast<size_t>(w != 0);
-    hits += static_cast<size_t>(__builtin_popcountll(w));
+    most = hits > most ? hits : most;
   }
-  if (hits == 0) return 0;
-  word[words] = 1;
+  // How many of 64 reach it differs from word to word, and a branch on it would be guessed wrong each time. So every
+  // word writes as many as the fullest has, right or not, and what is not right is overwritten by the next word.
   uint32_t* value = task->found.value + task->count;
   uint16_t* index = task->found.index + task->count;
-  uint64_t w = word[0], non_finite = 0;
-  size_t at = 0;
-  for (size_t j = 0; j < hits; ++j) {
-    const size_t i = start[at] + static_cast<size_t>(__builtin_ctzll(w));
-    const uint32_t v = exact::bits(x[i]);
-    value[j] = v;
-    index[j] = static_cast<uint16_t>(place + i);
-    non_finite += static_cast<uint64_t>((v & exact::kMagMask) >= exact::kInfBits);
-    w &= w - 1;
-    const uint64_t following = word[at + 1];
-    at += static_cast<size_t>(w == 0);
-    w = w == 0 ? following : w;
+  size_t all = 0;
+  most = (most + 3) / 4 * 4;
+  for (size_t k = 0; k < words; ++k) {
+    uint64_t w = word[k];
+    const auto hits = static_cast<size_t>(__builtin_popcountll(w));
+    const float* from = x + start[k];
+    for (size_t j = 0; j < most; j += 4) {
+      for (size_t l = 0; l < 4; ++l) {
+        const auto i = static_cast<size_t>(__builtin_ctzll(w | uint64_t{1} << 63));
+        value[all + j + l] = exact::bits(from[i]);
+        index[all + j + l] = static_cast<uint16_t>(place + start[k] + i);
+        w &= w - 1;
+      }
+    }
+    all += hits;
   }
-  // What is not finite reaches any threshold up to Inf.
-  task->non_finite += t <= kInf ? non_finite : 0;
-  task->count += hits;
-  return hits;
+  task->count += all;
+  return all;
 }
 
 template <class G, class V, bool kFeedback>
@@ -247,6 +268,12 @@ void topk_collect_as(const TopkJob& job, TopkTask* task) {
   constexpr bool kInPlace = TopkSource<G, kFeedback>::kInPlace;
   uint32_t* counts = job.candidates;
   TopkSource<G, kFeedback> source(job, *task);
+  // What is not finite reaches any threshold up to Inf, so it is among the candidates from `counted` on.
+  size_t counted = 0;
+  const auto count_non_finite = [&] {
+    if (task->threshold <= kInf)
+      task->non_finite += topk_count(task->found.value + counted, task->count - counted, kInf);
+  };
   for (size_t begin = task->begin; begin < task->end; begin += kTopkBlock) {
     const size_t chunk = begin / kTopkChunk, n = least(kTopkBlock, task->end - begin);
     if (begin % kTopkChunk == 0) {
@@ -254,7 +281,9 @@ void topk_collect_as(const TopkJob& job, TopkTask* task) {
       counts[chunk] = 0;
     }
     if (task->count + kTopkBlock > job.capacity) {
-      keep_best<V, kFeedback>(job, task, chunk);
+      count_non_finite();
+      keep_best<kFeedback>(job, task, chunk);
+      counted = task->count;
       if (++task->fills == kFillsBeforeHistogram) {
         const int32_t rest = greatest_of_rest<G, kFeedback>(job, *task, source, begin);
         task->threshold = greater(task->threshold, rest);
@@ -275,6 +304,7 @@ void topk_collect_as(const TopkJob& job, TopkTask* task) {
       }
     }
   }
+  count_non_finite();
 }
 
 size_t topk_choose(const TopkJob& job, const TopkTask& task, size_t* ties) noexcept {
@@ -294,25 +324,20 @@ size_t topk_choose(const TopkJob& job, const TopkTask& task, size_t* ties) noexc
 
 template <class V, bool kFeedback>
 void topk_pack_as(const TopkJob& job, const TopkTask& task) {
+  const uint32_t* counts = reinterpret_cast<const uint32_t*>(job.encode.first);
   V* value = values_of<V>(job.encode, job.encode.second) + task.first_entry;
   uint16_t* index = reinterpret_cast<uint16_t*>(job.encode.third) + task.first_entry;
-  const uint32_t* v = task.found.value;
-  const uint16_t* place = task.found.index;
-  const int32_t last = job.last_key;
+  TopkBuffer from = task.found;
   size_t ties = task.ties;
   for (size_t c = task.begin / kTopkChunk; c * kTopkChunk < task.end; ++c) {
     float* e = kFeedback ? job.encode.residual + c * kTopkChunk : nullptr;
-    for (size_t j = job.candidates[c]; j > 0; --j, ++v, ++place) {
-      const int32_t key = topk_key_of(*v);
-      const bool tie = key == last && ties > 0;
-      ties -= static_cast<size_t>(tie);
-      if (key > last || tie) {
-        narrow(exact::from_bits(*v), value++);
-        *index++ = *place;
-      } else if (kFeedback && has_residual(*v)) {
-        e[*place] = exact::from_bits(*v);
-      }
-    }
+    const size_t n = keep_chunk(from, job.candidates[c], job.last_key, &ties, e, from);
+    for (size_t j = 0; j < n; ++j) narrow(exact::from_bits(from.value[j]), value + j);
+    __builtin_memcpy(index, from.index, n * sizeof(uint16_t));
+    value += n;
+    index += n;
+    from.value += job.candidates[c];
+    from.index += job.candidates[c];
   }
 }
 
