@@ -74,6 +74,8 @@ TEST(Bench, FloorsOfTwoThreadsAreComparedWithOne) {
   ASSERT_EQ(json["goals"].size(), 4u);
   EXPECT_EQ(json["goals"][3]["against"], "1 thread");
   EXPECT_EQ(json["goals"][3]["at_least"], 1.6);
+  EXPECT_DOUBLE_EQ(json["goals"][3]["memory_allows"].get<double>(), json["results"][0]["encode_one_thread_s"].get<double>() / json["floors"]["read_s"].get<double>());
+  EXPECT_TRUE(json["goals"][0]["memory_allows"].is_null());
   EXPECT_GT(json["results"][0]["encode_one_thread_s"].get<double>(), 0);
 }
 
