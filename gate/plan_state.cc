@@ -239,10 +239,9 @@ int shadow_candidate(const GateShape& shape, const PlanState& state, size_t buck
   if (offset >= n * shape.shadow_calls() || offset >= shape.measure_steps()) return -1;
   // Buckets are staggered so that a step carries a mix of cheap and dear candidates.
   const int candidate = 1 + static_cast<int>((offset + bucket) % n);
-  const BucketState& b = state.buckets[bucket];
   if (shape.candidates[static_cast<size_t>(candidate) - 1].unpriced) return -1;
-  if (!shape.offered(bucket, candidate) || (b.barred >> (candidate - 1) & 1) != 0) return -1;
-  return candidate == b.running ? -1 : candidate;  // what runs is measured as it runs
+  if (!selectable(shape, state, bucket, candidate)) return -1;
+  return candidate == state.buckets[bucket].running ? -1 : candidate;  // what runs is measured as it runs
 }
 
 bool transfer_counts(const GateShape& shape, const PlanState& state, uint64_t step) noexcept {

@@ -117,6 +117,10 @@ struct GateShape {
   /// Step times that a rank keeps.
   size_t step_capacity() const noexcept;
 };
+/// False where the candidate is not offered, or closed for good.
+inline bool selectable(const GateShape& shape, const PlanState& state, size_t bucket, int candidate) noexcept {
+  return shape.offered(bucket, candidate) && (state.buckets[bucket].barred >> (candidate - 1) & 1) == 0;
+}
 double hash_shape(const GateShape& shape) noexcept;
 /// False: a value outside its range.
 bool valid_config(const GateConfig& config) noexcept;

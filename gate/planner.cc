@@ -1,21 +1,16 @@
 // Rank 0's part of an agreement: from the old state and all ranks' reports to the next state.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <vector>
 
-#include "gate/exposed.h"
 #include "gate/plan_state.h"
+#include "gate/pricing.h"
 #include "gate/report.h"
 
 namespace gradgate::gate {
 namespace {
 
 constexpr double kNan = kMissing;
-/// The model is scaled by measured over modelled dense time, within this factor either way: a probe on an idle link and
-/// a collective in a busy step differ, and both sides of the inequality should be priced under the same load.
-constexpr double kMaxLoadFactor = 2;
-
 class Planner {
  public:
   Planner(const GateShape& shape, const PlanState& state, const LinkModel& link, uint64_t step, Agreed agreed,
@@ -89,7 +84,7 @@ class Planner {
       next_.tokens_s = std::fmin(next_.tokens_s, std::fmax(longest, recheck_cost() + next_.measure_cost_s));
     }
     if (!agreed_.dense_transfer.empty()) {
-      next_.measure_cost_s = measure_cost();
+      next_.measure_cost_s = pricing().measure_cost();
       for (size_t i = 0; i < next_.buckets.size(); ++i) {
         const BucketState& old = state_.buckets[i];
         if (old.plan == old.running && !std::isnan(agreed_.plan_transfer[i])) {
@@ -181,7 +176,7 @@ class Planner {
         const int fidelity = shape_.candidates[c - 1].fidelity;
         const bool more_faithful = fidelity < shape_.candidates[b.closed_candidate - 1u].fidelity;
         const bool nearest = b.running == 0 || fidelity > shape_.candidates[b.running - 1u].fidelity;
-        if (selectable(i, static_cast<int>(c)) && more_faithful && nearest) b.running = static_cast<uint8_t>(c);
+        if (selectable(shape_, next_, i, static_cast<int>(c)) && more_faithful && nearest) b.running = static_cast<uint8_t>(c);
       }
       b.decision.chosen = b.running;
       if (b.running != 0) b.decision.considered = b.running, b.decision.why = Why::mode_on;
@@ -268,14 +263,14 @@ class Planner {
   // again with the times of its own steps, and what then looks better is compared with it.
   void refine() {
     next_.bring_up = false;
-    predict_all(true);
+    predict(Objective::exposed, Hysteresis::for_running);
     if (!challenge_with(Trial::refined)) try_serial();
   }
 
   // Hidden transfers cost nothing in the prediction. Where they take cores or memory from the backward pass they do,
   // and no sample shows it: once, the plan for the sum of all costs is compared too.
   void try_serial() {
-    predict_all(false, false);
+    predict(Objective::sum, Hysteresis::none);
     if (!challenge_with(Trial::serial)) enter_hold();
   }
 
@@ -384,7 +379,7 @@ class Planner {
 
   void on_observe() {
     double saved = 0;
-    predict_all(false);
+    predict(Objective::exposed, Hysteresis::none);
     for (const BucketState& b : next_.buckets) {
       if (b.decision.chosen != 0) saved += b.decision.dense_s - b.decision.total_s();
     }
@@ -398,7 +393,7 @@ class Planner {
   // --- transitions ---
 
   void predict_then_verify_or_hold(uint32_t hold_steps) {
-    predict_all(!next_.bring_up);
+    predict(Objective::exposed, next_.bring_up ? Hysteresis::none : Hysteresis::for_running);
     const bool changed = challenge_with(Trial::none);
     next_.hold_steps = hold_steps;
     if (!changed) enter_hold();
@@ -446,13 +441,10 @@ class Planner {
   static bool open(const PlanState& state) noexcept {
     return std::any_of(state.buckets.begin(), state.buckets.end(), [](const BucketState& b) { return b.running != 0; });
   }
-  bool selectable(size_t bucket, int c) const noexcept {
-    return shape_.offered(bucket, c) && (next_.buckets[bucket].barred >> (c - 1) & 1) == 0;
-  }
   bool alternatives() const noexcept {
     for (size_t b = 0; b < next_.buckets.size(); ++b) {
       for (size_t c = 1; c <= shape_.candidate_count(); ++c) {
-        if (selectable(b, static_cast<int>(c)) && c != next_.buckets[b].running) return true;
+        if (selectable(shape_, next_, b, static_cast<int>(c)) && c != next_.buckets[b].running) return true;
       }
     }
     return false;
@@ -462,94 +454,17 @@ class Planner {
     const double gain = next_.dense_step_s - next_.plan_step_s;
     return gain > 0 ? 2.0 * config_.verify_window * gain : 0;
   }
-  double measure_cost() const noexcept {
-    double cost = 0;
-    const size_t n = shape_.candidate_count();
-    for (size_t b = 0; b < next_.buckets.size(); ++b) {
-      for (size_t c = 1; c <= n; ++c) {
-        if (!selectable(b, static_cast<int>(c)) || c == next_.buckets[b].running) continue;
-        const double once = agreed_.encode[b * n + c - 1] + agreed_.decode[b * n + c - 1];
-        if (!std::isnan(once)) cost += once * shape_.shadow_calls();
-      }
-    }
-    return cost;
-  }
-
-  // Every bucket's decision; of exposed time where it is known when each bucket is ready, and that counts.
-  void predict_all(bool incumbents, bool hide = true) {
-    const size_t n = next_.buckets.size();
-    std::vector<std::array<CandidateCost, kMaxCandidates>> costs(n);
-    std::vector<Decision> decisions(n);
-    std::vector<ExposedBucket> queue(n);
-    next_.exposed = hide && n > 0;
-    for (size_t i = 0; i < n; ++i) {
-      const int incumbent = incumbents ? next_.buckets[i].running : kNoIncumbent;
-      decisions[i] = predict(i, incumbent, costs[i]);
+  // Every bucket's decision.
+  void predict(Objective objective, Hysteresis hysteresis) {
+    const Prediction prediction = pricing().predict(objective, hysteresis);
+    for (size_t i = 0; i < next_.buckets.size(); ++i) {
+      next_.buckets[i].decision = prediction.decisions[i];
       next_.buckets[i].ready_s = agreed_.ready[i];
-      const bool empty = !(shape_.buckets[i].dense_bytes > 0);
-      queue[i] = {
-          agreed_.ready[i], empty ? 0 : decisions[i].dense_s, {costs[i].data(), shape_.candidate_count()}, incumbent};
-      next_.exposed = next_.exposed && agreed_.ready[i] >= 0 && queue[i].dense_s >= 0;
     }
-    next_.exposed_dense_s = next_.exposed_plan_s = kNan;
-    if (next_.exposed) {
-      const ExposedStep step = decide_exposed(queue, decisions);
-      next_.exposed_dense_s = step.dense_s, next_.exposed_plan_s = step.chosen_s;
-    }
-    for (size_t i = 0; i < n; ++i) next_.buckets[i].decision = decisions[i];
+    next_.exposed = prediction.exposed;
+    next_.exposed_dense_s = prediction.step.dense_s, next_.exposed_plan_s = prediction.step.chosen_s;
   }
-
-  Decision predict(size_t bucket, int incumbent, std::array<CandidateCost, kMaxCandidates>& costs) const {
-    const BucketInfo& info = shape_.buckets[bucket];
-    const BucketState& b = next_.buckets[bucket];
-    const size_t n = shape_.candidate_count();
-    const double modelled = exchange_cost(Exchange::all_reduce, link_, info.dense_bytes);
-    const double measured = agreed_.dense_transfer[bucket];
-    const double dense = std::isnan(measured) ? modelled : measured;
-    double load = measured / modelled;
-    load = load >= 1 / kMaxLoadFactor && load <= kMaxLoadFactor ? load
-           : load > 1                                           ? kMaxLoadFactor
-           : load < 1                                           ? 1 / kMaxLoadFactor
-                                                                : 1;
-    for (size_t i = 0; i < n; ++i) {
-      if (!shape_.candidates[i].unpriced || !selectable(bucket, static_cast<int>(i) + 1)) continue;
-      Decision d;
-      d.chosen = d.considered = static_cast<int>(i) + 1;
-      d.dense_s = agreed_.dense_transfer[bucket];
-      d.why = Why::unpriced;
-      return d;
-    }
-    bool any_offered = false, any_left = false;
-    for (size_t i = 0; i < n; ++i) {
-      const int c = static_cast<int>(i) + 1;
-      CandidateCost& cost = costs[i];
-      cost.payload_bytes = shape_.offered(bucket, c) ? info.payload_bytes[i] : 0;
-      cost.fidelity = shape_.candidates[i].fidelity;
-      cost.barred = !selectable(bucket, c);
-      any_offered = any_offered || shape_.offered(bucket, c);
-      any_left = any_left || selectable(bucket, c);
-      cost.encode_s = agreed_.encode[bucket * n + i];
-      cost.decode_s = agreed_.decode[bucket * n + i];
-      // What was seen on the wire beats the model.
-      if (c == b.running && !std::isnan(b.running_transfer_s)) {
-        cost.transfer_s = b.running_transfer_s;
-      } else {
-        const CandidateInfo& candidate = shape_.candidates[i];
-        cost.transfer_s =
-            load * exchange_cost(candidate.exchange, link_, info.payload_bytes[i], info.dense_bytes, candidate.between);
-      }
-    }
-    Decision d = decide(dense, info.dense_bytes, {costs.data(), n}, incumbent);
-    if (d.chosen != 0) return d;
-    if (info.dense_bytes > 0 && info.dense_bytes < config_.min_bytes) {
-      d.why = Why::below_min_bytes;
-    } else if (any_offered && !any_left) {
-      d.why = b.barred_why;
-    } else if (any_left && !link_.usable() && d.considered == 0 && info.dense_bytes > 0) {
-      d.why = Why::no_link_model;
-    }
-    return d;
-  }
+  Pricing pricing() const { return {shape_, link_, agreed_, next_}; }
 
   const GateShape& shape_;
   const GateConfig& config_;

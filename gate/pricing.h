@@ -1,0 +1,54 @@
+// What every bucket costs dense and with every candidate, from the numbers that all ranks agreed on, and what follows
+// from it: a decision for every bucket.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "gate/exposed.h"
+#include "gate/plan_state.h"
+#include "gate/report.h"
+
+namespace gradgate::gate {
+
+/// What the buckets' decisions minimise.
+enum class Objective : uint8_t {
+  exposed,  ///< what ends after the last gradient, if every bucket's time of being ready is known; else the sum
+  sum       ///< all exchanges, nothing hidden
+};
+
+/// Whether what runs is favoured by the hysteresis.
+enum class Hysteresis : uint8_t { none, for_running };
+
+struct Prediction {
+  std::vector<Decision> decisions;  ///< per bucket
+  bool exposed = false;             ///< of exposed time; then `step` has its numbers
+  ExposedStep step;
+};
+
+/// Prices the buckets of `state`: what runs there and what is closed for good. All references must outlive it.
+class Pricing {
+ public:
+  Pricing(const GateShape& shape, const LinkModel& link, const Agreed& agreed, const PlanState& state)
+      : shape_(shape), link_(link), agreed_(agreed), state_(state) {}
+
+  Prediction predict(Objective objective, Hysteresis hysteresis) const;
+  /// Seconds of shadow calls in a measuring phase that leaves out what runs.
+  double measure_cost() const;
+
+ private:
+  using Costs = std::array<CandidateCost, kMaxCandidates>;  ///< index c − 1
+
+  double dense_s(size_t bucket) const;
+  Costs costs(size_t bucket) const;
+  Decision decide_bucket(size_t bucket, int incumbent, const Costs& costs) const;
+
+  const GateShape& shape_;
+  const LinkModel& link_;
+  const Agreed& agreed_;
+  const PlanState& state_;
+};
+
+}  // namespace gradgate::gate
