@@ -9,8 +9,6 @@
 namespace gradgate::gate {
 namespace {
 
-double total(const CandidateCost& c) noexcept { return c.encode_s + c.transfer_s + c.decode_s; }
-
 class Queue {
  public:
   explicit Queue(std::span<const ExposedBucket> buckets) {
@@ -44,13 +42,13 @@ ExposedStep decide_exposed(std::span<const ExposedBucket> buckets, std::span<Dec
   // A serial decision is the fastest or, within 5 % of it, a more faithful one: the mark is set by the fastest.
   const auto runnable = [&](size_t i, int c) {
     const CandidateCost& cost = buckets[i].candidates[static_cast<size_t>(c) - 1];
-    return !cost.barred && cost.payload_bytes > 0 && total(cost) < buckets[i].dense_s;  // NaN: false
+    return !cost.barred && cost.payload_bytes > 0 && cost.total_s() < buckets[i].dense_s;  // NaN: false
   };
   for (size_t i = 0; i < buckets.size(); ++i) {
     if (decisions[i].chosen == 0) continue;
     double fastest = buckets[i].dense_s;
     for (size_t c = 1; c <= buckets[i].candidates.size(); ++c) {
-      if (runnable(i, static_cast<int>(c))) fastest = std::min(fastest, total(buckets[i].candidates[c - 1]));
+      if (runnable(i, static_cast<int>(c))) fastest = std::min(fastest, buckets[i].candidates[c - 1].total_s());
     }
     queue.set(i, fastest);
   }
@@ -72,15 +70,14 @@ ExposedStep decide_exposed(std::span<const ExposedBucket> buckets, std::span<Dec
       const CandidateCost& cost = buckets[i].candidates[c - 1];
       const CandidateCost& held = buckets[i].candidates[static_cast<size_t>(chosen) - 1];
       if (!runnable(i, static_cast<int>(c)) || cost.fidelity >= held.fidelity) continue;
-      if (queue.exposed_with(i, total(cost)) <= best * (1 + kFaithfulTolerance)) chosen = static_cast<int>(c);
+      if (queue.exposed_with(i, cost.total_s()) <= best * (1 + kFaithfulTolerance)) chosen = static_cast<int>(c);
     }
     const CandidateCost& cost = buckets[i].candidates[static_cast<size_t>(chosen) - 1];
-    queue.set(i, total(cost));
+    queue.set(i, cost.total_s());
     if (chosen == serial) continue;
     Decision& d = decisions[i];
-    d.chosen = d.considered = chosen;
-    d.encode_s = cost.encode_s, d.transfer_s = cost.transfer_s, d.decode_s = cost.decode_s;
-    d.payload_bytes = cost.payload_bytes;
+    d.chosen = chosen;
+    d.consider(chosen, cost);
     d.why = Why::most_faithful;
   }
   step.chosen_s = queue.exposed();

@@ -69,16 +69,6 @@ bool passes(const CandidateCost& c, double dense_s, Border limits) noexcept {
   return gain - cost * limits.cost_factor > kRounding * dense_s;
 }
 
-double total(const CandidateCost& c) noexcept { return c.encode_s + c.transfer_s + c.decode_s; }
-
-void take_numbers(Decision* d, int c, const CandidateCost& cost) noexcept {
-  d->considered = c;
-  d->encode_s = cost.encode_s;
-  d->transfer_s = cost.transfer_s;
-  d->decode_s = cost.decode_s;
-  d->payload_bytes = cost.payload_bytes;
-}
-
 }  // namespace
 
 const char* why_name(Why why) noexcept {
@@ -107,16 +97,16 @@ Decision decide(double dense_s, double dense_bytes, std::span<const CandidateCos
       if (reason == Why::lost_verification && barred == 0) barred = c;
       continue;
     }
-    if (best == 0 || total(candidates[i]) < total(candidates[best - 1])) best = c;
+    if (best == 0 || candidates[i].total_s() < candidates[best - 1].total_s()) best = c;
     if (!passes(candidates[i], dense_s, border(c, incumbent))) continue;
-    if (fastest == 0 || total(candidates[i]) < total(candidates[fastest - 1])) fastest = c;
+    if (fastest == 0 || candidates[i].total_s() < candidates[fastest - 1].total_s()) fastest = c;
   }
   if (fastest == 0) {
     if (best == 0) {
-      if (barred != 0) take_numbers(&d, barred, candidates[barred - 1]);
+      if (barred != 0) d.consider(barred, candidates[barred - 1]);
       return d;
     }
-    take_numbers(&d, best, candidates[best - 1]);
+    d.consider(best, candidates[best - 1]);
     // Without hysteresis it would have been opened: say that, not that it does not pay.
     d.why = incumbent == 0 && passes(candidates[best - 1], dense_s, border(best, kNoIncumbent)) ? Why::kept
                                                                                                 : Why::break_even;
@@ -129,7 +119,7 @@ Decision decide(double dense_s, double dense_bytes, std::span<const CandidateCos
     const CandidateCost& cost = candidates[i];
     const Border limits = border(c, incumbent);
     if (admission(cost, dense_bytes) != Why::fastest || !passes(cost, dense_s, limits)) continue;
-    if (total(cost) > total(candidates[fastest - 1]) * (1 + limits.tolerance)) continue;
+    if (cost.total_s() > candidates[fastest - 1].total_s() * (1 + limits.tolerance)) continue;
     const CandidateCost* held = chosen == 0 ? nullptr : &candidates[chosen - 1];
     if (held == nullptr || cost.fidelity < held->fidelity ||
         (cost.fidelity == held->fidelity && cost.payload_bytes > held->payload_bytes)) {
@@ -137,7 +127,7 @@ Decision decide(double dense_s, double dense_bytes, std::span<const CandidateCos
     }
   }
   d.chosen = chosen;
-  take_numbers(&d, chosen, candidates[chosen - 1]);
+  d.consider(chosen, candidates[chosen - 1]);
   d.why = chosen == fastest ? Why::fastest : Why::most_faithful;
   if (chosen == incumbent && decide(dense_s, dense_bytes, candidates, kNoIncumbent).chosen != incumbent)
     d.why = Why::kept;

@@ -71,6 +71,8 @@ struct CandidateCost {
   double payload_bytes = 0;      ///< one rank's payload for the whole bucket; 0: not offered for this bucket
   int fidelity = 0;              ///< 0 is exact; a larger number loses more
   bool barred = false;           ///< closed for good
+
+  double total_s() const noexcept { return encode_s + transfer_s + decode_s; }
 };
 
 /// The outcome, with every number of the inequality. Numbers are those of `considered`; NaN where there are none.
@@ -89,6 +91,12 @@ struct Decision {
   /// T_dense / T_compressed − 1 of the exchange alone: an upper bound of the share of extra training steps that the
   /// candidate may cost before time-to-accuracy is lost. NaN without numbers.
   double tolerable_inflation() const noexcept { return dense_s / total_s() - 1; }
+  /// Makes the numbers those of candidate c.
+  void consider(int c, const CandidateCost& cost) noexcept {
+    considered = c;
+    encode_s = cost.encode_s, transfer_s = cost.transfer_s, decode_s = cost.decode_s;
+    payload_bytes = cost.payload_bytes;
+  }
 };
 
 /// Chooses for a bucket of `dense_bytes` whose dense exchange takes `dense_s` seconds. candidates[i] is candidate i
