@@ -8,7 +8,7 @@
 namespace gradgate::gate {
 namespace {
 
-constexpr double kMessageTag = 1195528003;  // "GGA\3": the message format; changes with the list of fields below
+constexpr double kMessageTag = 1195528004;  // "GGA\4": the message format; changes with the list of fields below
 constexpr size_t kMessageHeader = 4;        // tag, status code, status detail, shape
 
 // The one list of fields: writing, reading and counting all visit it.
@@ -16,7 +16,8 @@ template <class State, class Visit>
 void visit_state(State& s, Visit&& visit) {
   visit(s.epoch), visit(s.applies_at), visit(s.phase), visit(s.phase_start), visit(s.last_agreement);
   visit(s.next_agreement), visit(s.phase_end), visit(s.hold_steps), visit(s.rounds), visit(s.challenge);
-  visit(s.trial), visit(s.bring_up), visit(s.drift_deferred), visit(s.losing), visit(s.tokens_s), visit(s.saved_s);
+  visit(s.trial), visit(s.uniform_seen), visit(s.bring_up), visit(s.drift_deferred), visit(s.losing), visit(s.tokens_s),
+      visit(s.saved_s);
   visit(s.startup_shadow_s), visit(s.dense_step_s), visit(s.plan_step_s), visit(s.reference_step_s);
   visit(s.measure_cost_s), visit(s.events), visit(s.step_s), visit(s.window_saved_s), visit(s.shadow_s);
   visit(s.check_cost_s), visit(s.window_steps), visit(s.verdict), visit(s.pairs), visit(s.wins), visit(s.losses);

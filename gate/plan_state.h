@@ -58,11 +58,13 @@ struct BucketState {
   double guard_non_finite = 0;                                                         ///< elements of the result
 };
 
-/// Challenges between two plans that compress, once, before the first hold: they close nothing for good.
+/// Challenges between two plans that compress, in this order, after the first win and before the first hold: they close
+/// nothing for good.
 enum class Trial : uint8_t {
   none = 0,
   refined = 1,  ///< of the first plan, predicted again from its own steps
-  serial = 2    ///< of the plan for the sum of all costs, where nothing counts as hidden
+  serial = 2,   ///< of the plan for the sum of all costs, where nothing counts as hidden
+  uniform = 3   ///< of one candidate for all buckets, what a user would choose by hand
 };
 
 struct PlanState {
@@ -74,7 +76,8 @@ struct PlanState {
   uint32_t rounds = 0;      ///< ABBA rounds in this verification
   bool challenge = false;   ///< verification of a new plan against `running`; else of `running` against dense
   Trial trial = Trial::none;
-  bool bring_up = true;     ///< before the first hold: its cost is start-up cost, not charged to the tokens
+  uint32_t uniform_seen = 0;  ///< bit c − 1: candidate c for all buckets has been in a comparison, on either side
+  bool bring_up = true;       ///< before the first hold: its cost is start-up cost, not charged to the tokens
   bool drift_deferred = false;
   uint32_t losing = 0;  ///< agreement windows of negative saving in a row
   double tokens_s = 0, saved_s = 0, startup_shadow_s = 0;

@@ -11,6 +11,11 @@ namespace gradgate::gate {
 namespace {
 
 constexpr double kNan = kMissing;
+/// Of the plans with one candidate for all buckets the fastest two are compared with what runs; not those that are
+/// predicted to be slower than the fastest plan by more than this share.
+constexpr size_t kUniformPlans = 2;
+constexpr double kUniformReach = 0.25;
+
 class Planner {
  public:
   Planner(const GateShape& shape, const PlanState& state, const LinkModel& link, uint64_t step, Agreed agreed,
@@ -106,7 +111,7 @@ class Planner {
         b.plan = b.running;
         if (next_.phase != Phase::observe && b.decision.chosen != b.running) {
           b.decision.chosen = b.running;
-          if (b.decision.why <= Why::most_faithful) b.decision.why = Why::undecided;
+          if (b.decision.why <= Why::most_faithful || b.decision.why == Why::uniform) b.decision.why = Why::undecided;
         }
       }
     }
@@ -176,7 +181,8 @@ class Planner {
         const int fidelity = shape_.candidates[c - 1].fidelity;
         const bool more_faithful = fidelity < shape_.candidates[b.closed_candidate - 1u].fidelity;
         const bool nearest = b.running == 0 || fidelity > shape_.candidates[b.running - 1u].fidelity;
-        if (selectable(shape_, next_, i, static_cast<int>(c)) && more_faithful && nearest) b.running = static_cast<uint8_t>(c);
+        if (selectable(shape_, next_, i, static_cast<int>(c)) && more_faithful && nearest)
+          b.running = static_cast<uint8_t>(c);
       }
       b.decision.chosen = b.running;
       if (b.running != 0) b.decision.considered = b.running, b.decision.why = Why::mode_on;
@@ -223,7 +229,7 @@ class Planner {
     next_.hold_steps = config_.hold_first;
     const Trial trial = state_.trial;
     next_.trial = Trial::none;
-    if (wins(test, trial)) {
+    if (takes_over(test, trial)) {
       for (size_t i = 0; i < next_.buckets.size(); ++i) {
         BucketState& b = next_.buckets[i];
         if (b.plan != b.running) b.running_transfer_s = agreed_.plan_transfer[i];
@@ -232,14 +238,13 @@ class Planner {
       next_.losing = 0;
       next_.plan_step_s = test.plan_s;
       if (!open(next_)) next_.dense_step_s = test.plan_s;
-      if (trial == Trial::refined) return try_serial();
-      return state_.bring_up && state_.exposed ? refine() : enter_hold();
+      return trial == Trial::none && !state_.bring_up ? enter_hold() : compare_next(trial);
     }
     if (test.verdict == Verdict::undecided || trial != Trial::none) {
       for (BucketState& b : next_.buckets) {
         if (b.plan != b.running) b.decision.why = test.verdict == Verdict::undecided ? Why::undecided : Why::kept;
       }
-      return trial == Trial::refined ? try_serial() : enter_hold();
+      return trial == Trial::none ? enter_hold() : compare_next(trial);
     }
     for (size_t i = 0; i < next_.buckets.size(); ++i) {
       BucketState& b = next_.buckets[i];
@@ -249,29 +254,85 @@ class Planner {
     predict_then_verify_or_hold(config_.hold_first);
   }
 
-  static bool wins(const PairedTest& test, Trial trial) noexcept {
-    // Between a first plan and its refinement nothing speaks for what runs: it was predicted from times that are known
-    // to be wrong. Undecided, the one that was faster goes on.
-    if (trial == Trial::refined && test.verdict == Verdict::undecided) return test.median_gain_s > 0;
-    // A plan that hides what it can is the more faithful one, and stays if it is within 5 % of the other.
-    if (trial == Trial::serial && test.median_gain_s < kFaithfulTolerance * test.base_s) return false;
-    return test.verdict == Verdict::win;
+  bool takes_over(const PairedTest& test, Trial trial) const noexcept {
+    if (trial == Trial::none) return test.verdict == Verdict::win;
+    // A plan that loses more has to be faster by more than what a more faithful one may cost.
+    if (trial != Trial::refined && loses_more()) {
+      return test.verdict == Verdict::win && test.median_gain_s >= kFaithfulTolerance * test.base_s;
+    }
+    // Else nothing speaks for what runs: it was predicted from times that are known to be wrong, or is no more
+    // faithful. Undecided, the one that was faster goes on.
+    return test.verdict == Verdict::win || (test.verdict == Verdict::undecided && test.median_gain_s > 0);
   }
 
-  // What the first prediction knew of the backward pass it had seen beside dense transfers. Where both use the same
-  // cores, a pass beside compressed ones is over sooner, and less is hidden behind it: once, the plan is predicted
-  // again with the times of its own steps, and what then looks better is compared with it.
-  void refine() {
+  // True where the plan under verification is less faithful in any bucket than what runs.
+  bool loses_more() const noexcept {
+    const auto fidelity = [&](uint8_t c) { return c == 0 ? 0 : shape_.candidates[c - 1u].fidelity; };
+    return std::any_of(state_.buckets.begin(), state_.buckets.end(),
+                       [&](const BucketState& b) { return fidelity(b.plan) > fidelity(b.running); });
+  }
+
+  // The comparisons between the first win and the first hold, each once and only where the plans differ.
+  void compare_next(Trial done) {
     next_.bring_up = false;
-    predict(Objective::exposed, Hysteresis::for_running);
-    if (!challenge_with(Trial::refined)) try_serial();
+    note_uniform();
+    switch (done) {
+      case Trial::none:
+        if (!state_.exposed) break;
+        // What the first prediction knew of the backward pass it had seen beside dense transfers. Where both use the
+        // same cores, a pass beside compressed ones is over sooner, and less is hidden behind it: the plan is predicted
+        // again with the times of its own steps.
+        predict(Objective::exposed, Hysteresis::for_running);
+        if (challenge_with(Trial::refined)) return;
+        [[fallthrough]];
+      case Trial::refined:
+        // Hidden transfers cost nothing in the prediction. Where they take cores or memory from the backward pass they
+        // do, and no sample shows it: the plan for the sum of all costs.
+        predict(Objective::sum, Hysteresis::none);
+        if (challenge_with(Trial::serial)) return;
+        break;
+      case Trial::serial:
+      case Trial::uniform:
+        break;
+    }
+    if (propose_uniform() && challenge_with(Trial::uniform)) return;
+    enter_hold();
   }
 
-  // Hidden transfers cost nothing in the prediction. Where they take cores or memory from the backward pass they do,
-  // and no sample shows it: once, the plan for the sum of all costs is compared too.
-  void try_serial() {
-    predict(Objective::sum, Hysteresis::none);
-    if (!challenge_with(Trial::serial)) enter_hold();
+  // Predictions of single buckets can be wrong by more than what separates the candidates, all in one direction. So
+  // what came of them is measured against one candidate for all buckets, which a user could have chosen by hand.
+  bool propose_uniform() {
+    const Pricing prices = pricing();
+    const std::vector<UniformPlan> plans = prices.uniform_plans();
+    double fastest_s = prices.running_sum_s();
+    for (const UniformPlan& plan : plans) fastest_s = std::fmin(fastest_s, plan.seen_sum_s);
+    for (size_t rank = 0; rank < std::min(kUniformPlans, plans.size()); ++rank) {
+      const UniformPlan& plan = plans[rank];
+      if (plan.sum_s > (1 + kUniformReach) * fastest_s || (next_.uniform_seen >> (plan.candidate - 1) & 1) != 0)
+        continue;
+      for (BucketState& b : next_.buckets) b.decision.chosen = b.running;
+      for (const size_t i : plan.buckets) {
+        if (next_.buckets[i].running == plan.candidate) continue;
+        next_.buckets[i].decision = prices.uniform_decision(i, plan.candidate);
+      }
+      next_.exposed = false;
+      next_.exposed_dense_s = next_.exposed_plan_s = kNan;
+      return true;
+    }
+    return false;
+  }
+
+  // Notes which uniform plans the comparison that is over has seen, on either side.
+  void note_uniform() {
+    for (const UniformPlan& plan : pricing().uniform_plans()) {
+      const auto all_run = [&](uint8_t BucketState::* side) {
+        return std::all_of(plan.buckets.begin(), plan.buckets.end(),
+                           [&](size_t i) { return state_.buckets[i].*side == plan.candidate; });
+      };
+      if (all_run(&BucketState::plan) || all_run(&BucketState::running)) {
+        next_.uniform_seen |= 1u << (plan.candidate - 1);
+      }
+    }
   }
 
   // Compares what was predicted with what runs; false where they are the same.

@@ -38,6 +38,7 @@ constexpr WhyText kWhys[kWhyCount] = {
     {"guard_non_finite", "closed for good: its result was not finite though every gradient was"},
     {"guard_replicas", "closed for good: ranks got different results"},
     {"unpriced", "a black box: the measured steps decide"},
+    {"uniform", "one codec for all buckets, compared as a whole"},
 };
 
 bool sane(double seconds) noexcept { return std::isfinite(seconds) && seconds >= 0; }

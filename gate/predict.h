@@ -56,8 +56,9 @@ enum class Why : uint8_t {
   guard_non_finite = 23,    ///< closed for good: the result was not finite though every gradient was
   guard_replicas = 24,      ///< closed for good: ranks got different results
   unpriced = 25,            ///< a black box: the measured steps decide
+  uniform = 26,             ///< open: one candidate for all buckets, compared as a whole
 };
-inline constexpr int kWhyCount = 26;
+inline constexpr int kWhyCount = 27;
 /// "fastest", "break_even", …: the name used in the log. "?" outside the enumeration.
 const char* why_name(Why why) noexcept;
 /// One line for people, without the numbers. Never null.

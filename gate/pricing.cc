@@ -20,7 +20,10 @@ Prediction Pricing::predict(Objective objective, Hysteresis hysteresis) const {
   out.exposed = objective == Objective::exposed && n > 0;
   for (size_t i = 0; i < n; ++i) {
     const int incumbent = hysteresis == Hysteresis::for_running ? state_.buckets[i].running : kNoIncumbent;
-    prices[i] = costs(i);
+    for (size_t c = 1; c <= shape_.candidate_count(); ++c) {
+      // What was seen on the wire beats the model.
+      prices[i][c - 1] = cost(i, static_cast<int>(c), Transfers::seen_where_run);
+    }
     out.decisions.push_back(decide_bucket(i, incumbent, prices[i]));
     const bool empty = !(shape_.buckets[i].dense_bytes > 0);
     queue[i] = {agreed_.ready[i],
@@ -31,6 +34,42 @@ Prediction Pricing::predict(Objective objective, Hysteresis hysteresis) const {
   }
   if (out.exposed) out.step = decide_exposed(queue, out.decisions);
   return out;
+}
+
+std::vector<UniformPlan> Pricing::uniform_plans() const {
+  std::vector<UniformPlan> plans;
+  for (int c = 1; c <= static_cast<int>(shape_.candidate_count()); ++c) {
+    UniformPlan plan;
+    plan.candidate = c;
+    for (size_t i = 0; i < state_.buckets.size(); ++i) {
+      const bool pays = selectable(shape_, state_, i, c) && exchange_s(i, c, Transfers::modelled) < dense_s(i);
+      if (pays) plan.buckets.push_back(i);
+      const int runs = pays ? c : state_.buckets[i].running;
+      plan.sum_s += exchange_s(i, runs, Transfers::modelled);
+      plan.seen_sum_s += exchange_s(i, runs, Transfers::seen_where_run);
+    }
+    if (!plan.buckets.empty() && std::isfinite(plan.sum_s)) plans.push_back(std::move(plan));
+  }
+  std::stable_sort(plans.begin(), plans.end(),
+                   [](const UniformPlan& a, const UniformPlan& b) { return a.sum_s < b.sum_s; });
+  return plans;
+}
+
+double Pricing::running_sum_s() const {
+  double sum_s = 0;
+  for (size_t i = 0; i < state_.buckets.size(); ++i) {
+    sum_s += exchange_s(i, state_.buckets[i].running, Transfers::seen_where_run);
+  }
+  return sum_s;
+}
+
+Decision Pricing::uniform_decision(size_t bucket, int candidate) const {
+  Decision d;
+  d.chosen = candidate;
+  d.dense_s = dense_s(bucket);
+  d.consider(candidate, cost(bucket, candidate, Transfers::modelled));
+  d.why = Why::uniform;
+  return d;
 }
 
 double Pricing::measure_cost() const {
@@ -52,29 +91,29 @@ double Pricing::dense_s(size_t bucket) const {
                               : measured;
 }
 
-Pricing::Costs Pricing::costs(size_t bucket) const {
+CandidateCost Pricing::cost(size_t bucket, int candidate, Transfers transfers) const {
   const BucketInfo& info = shape_.buckets[bucket];
   const BucketState& b = state_.buckets[bucket];
-  const size_t n = shape_.candidate_count();
+  const size_t at = static_cast<size_t>(candidate) - 1, sample = bucket * shape_.candidate_count() + at;
+  const CandidateInfo& c = shape_.candidates[at];
+  CandidateCost cost;
+  cost.payload_bytes = shape_.offered(bucket, candidate) ? info.payload_bytes[at] : 0;
+  cost.fidelity = c.fidelity;
+  cost.barred = !selectable(shape_, state_, bucket, candidate);
+  cost.encode_s = agreed_.encode[sample];
+  cost.decode_s = agreed_.decode[sample];
+  if (transfers == Transfers::seen_where_run && candidate == b.running && !std::isnan(b.running_transfer_s)) {
+    cost.transfer_s = b.running_transfer_s;
+    return cost;
+  }
   double load = agreed_.dense_transfer[bucket] / exchange_cost(Exchange::all_reduce, link_, info.dense_bytes);
   load = std::isnan(load) ? 1 : std::clamp(load, 1 / kMaxLoadFactor, kMaxLoadFactor);
-  Costs costs;
-  for (size_t i = 0; i < n; ++i) {
-    const int c = static_cast<int>(i) + 1;
-    const CandidateInfo& candidate = shape_.candidates[i];
-    CandidateCost& cost = costs[i];
-    cost.payload_bytes = shape_.offered(bucket, c) ? info.payload_bytes[i] : 0;
-    cost.fidelity = candidate.fidelity;
-    cost.barred = !selectable(shape_, state_, bucket, c);
-    cost.encode_s = agreed_.encode[bucket * n + i];
-    cost.decode_s = agreed_.decode[bucket * n + i];
-    // What was seen on the wire beats the model.
-    const bool seen = c == b.running && !std::isnan(b.running_transfer_s);
-    cost.transfer_s = seen ? b.running_transfer_s
-                           : load * exchange_cost(candidate.exchange, link_, info.payload_bytes[i], info.dense_bytes,
-                                                  candidate.between);
-  }
-  return costs;
+  cost.transfer_s = load * exchange_cost(c.exchange, link_, info.payload_bytes[at], info.dense_bytes, c.between);
+  return cost;
+}
+
+double Pricing::exchange_s(size_t bucket, int candidate, Transfers transfers) const {
+  return candidate == 0 ? dense_s(bucket) : cost(bucket, candidate, transfers).total_s();
 }
 
 Decision Pricing::decide_bucket(size_t bucket, int incumbent, const Costs& costs) const {
