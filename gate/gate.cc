@@ -9,8 +9,9 @@
 #include <vector>
 
 #include "gate/estimator.h"
-#include "gate/plan_state.h"
-#include "gate/report.h"
+#include "gate/plan/planner.h"
+#include "gate/plan/report.h"
+#include "gate/plan/state.h"
 
 namespace gradgate::gate {
 namespace {

@@ -140,7 +140,7 @@ class Gate {
   void record(size_t bucket, const Sample& sample) noexcept;
   void record_guard(size_t bucket, const GuardReading& reading) noexcept;
   /// When this step's gradient of the bucket was ready: seconds since the step's first bucket was. Once every bucket
-  /// has one the objective is exposed time (gate/exposed.h), else the sum of all exchanges.
+  /// has one the objective is exposed time (gate/plan/exposed.h), else the sum of all exchanges.
   void record_ready(size_t bucket, double since_first_s) noexcept;
   /// Ends the current step. `step_s` is the time since the last bucket of the previous step completed; NaN when there
   /// is none (first step, or a pause between the two).

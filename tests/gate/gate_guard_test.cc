@@ -1,8 +1,8 @@
 // The guard's verdicts, a demotion in a whole life of a gate, and the exposed objective, to the letter.
 #include <gtest/gtest.h>
 
-#include "gate/exposed.h"
 #include "gate/guard.h"
+#include "gate/plan/exposed.h"
 #include "tests/gate/simulator.h"
 
 namespace gradgate::gate {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "gate/estimator.h"
+#include "gate/plan/verify.h"
 #include "gate/predict.h"
-#include "gate/verify.h"
 
 namespace gradgate::gate {
 namespace {
@@ -42,7 +42,7 @@ TEST(GatePredict, BadNumbersAreClosedWithAReason) {
   const CandidateCost good = candidate(2000, 6000, 1000);
   ASSERT_EQ(decide_one(10000, good).chosen, 1);
   for (const double bad : {kNaN, kInf, -kInf, -1.0}) {
-    for (double CandidateCost::*field :
+    for (double CandidateCost::* field :
          {&CandidateCost::encode_s, &CandidateCost::transfer_s, &CandidateCost::decode_s}) {
       CandidateCost c = good;
       c.*field = bad;

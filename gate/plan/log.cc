@@ -1,7 +1,7 @@
 // The decision log: one JSON line per thing that an agreement decided. Field by field in docs/gate.md.
 #include <cmath>
 
-#include "gate/plan_state.h"
+#include "gate/plan/state.h"
 
 namespace gradgate::gate {
 namespace {

@@ -1,5 +1,5 @@
 // What all ranks agree on: the replicated part of the gate. A message of rank 0 carries the whole next state, so after
-// apply() every rank holds the same one, whatever it measured. The planner (planner.cc) computes it from the old state
+// apply() every rank holds the same one, whatever it measured. The planner (planner.h) computes it from the old state
 // and the reports.
 #pragma once
 
@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "gate/gate.h"
+#include "gate/plan/verify.h"
 #include "gate/predict.h"
-#include "gate/verify.h"
 
 namespace gradgate::gate {
 
@@ -152,11 +152,6 @@ void write_message(const GateShape& shape, const PlanState& state, std::span<dou
 void write_error_message(const GateShape& shape, Status error, std::span<double> out) noexcept;
 /// `*error` receives the status that rank 0 put into the message; `*state` is written only when both are ok.
 Status read_message(const GateShape& shape, std::span<const double> in, PlanState* state, Status* error);
-
-/// Rank 0: the next state from all ranks' reports (ranks × layout.size()). peer_mismatch when they contradict each
-/// other.
-Status advance(const GateShape& shape, const PlanState& state, const LinkModel& link, uint64_t step,
-               std::span<const double> reports, PlanState* next);
 
 /// Writes the log lines of the agreement that produced `state`.
 void log_events(const GateShape& shape, const PlanState& state, const LogSink& sink) noexcept;

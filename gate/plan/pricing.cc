@@ -1,4 +1,4 @@
-#include "gate/pricing.h"
+#include "gate/plan/pricing.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "gate/plan_state.h"
+#include "gate/plan/state.h"
 
 #include <algorithm>
 #include <cmath>

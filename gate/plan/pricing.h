@@ -7,9 +7,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "gate/exposed.h"
-#include "gate/plan_state.h"
-#include "gate/report.h"
+#include "gate/plan/exposed.h"
+#include "gate/plan/report.h"
+#include "gate/plan/state.h"
 
 namespace gradgate::gate {
 

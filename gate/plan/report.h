@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "gate/plan_state.h"
+#include "gate/plan/state.h"
 
 namespace gradgate::gate {
 

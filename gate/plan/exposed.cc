@@ -1,4 +1,4 @@
-#include "gate/exposed.h"
+#include "gate/plan/exposed.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "gate/report.h"
+#include "gate/plan/report.h"
 
 #include <algorithm>
 #include <cmath>
