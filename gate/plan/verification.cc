@@ -76,13 +76,11 @@ void Planner::after_challenge(const PairedTest& test) {
 
 bool Planner::takes_over(const PairedTest& test, Trial trial) const noexcept {
   if (trial == Trial::none) return test.verdict == Verdict::win;
-  // A plan that loses more has to be faster by more than what a more faithful one may cost.
-  if (trial != Trial::refined && loses_more()) {
-    return test.verdict == Verdict::win && test.median_gain_s >= kFaithfulTolerance * test.base_s;
-  }
-  // Else nothing speaks for what runs: it was predicted from times that are known to be wrong, or is no more
-  // faithful. Undecided, the one that was faster goes on.
-  return test.verdict == Verdict::win || (test.verdict == Verdict::undecided && test.median_gain_s > 0);
+  // Between two plans that compress nothing speaks for the one that runs but its fidelity: both were predicted from
+  // times that are known to be wrong. Where the pairs do not decide, the better median goes on. A plan that loses more
+  // has to be faster by what a more faithful one may cost; a refined one corrects the plan that runs.
+  const bool needs_margin = trial != Trial::refined && loses_more();
+  return test.verdict != Verdict::lose && test.median_gain_s > (needs_margin ? kFaithfulTolerance * test.base_s : 0);
 }
 
 // True where the plan under verification is less faithful in any bucket than what runs.

@@ -72,6 +72,21 @@ TEST(Uniform, NoiseOfSingleStepsDoesNotDecide) {
   EXPECT_EQ(equal.sim.gates[0].running(1), 1);
 }
 
+// Two of three steps are faster: 16 of 24 pairs, which no sign test takes for decided (p = 0.15).
+TEST(Uniform, WhereThePairsDoNotDecideTheMedianHasToReach5Percent) {
+  const Job faster(kNear, [](int c, int, uint64_t t) {
+    return c == 2 ? t % 3 == 0 ? 0.105 : 0.092 : c == 1 ? 0.1 : 0.3;
+  });
+  const Job near(kNear, [](int c, int, uint64_t t) {
+    return c == 2 ? t % 3 == 0 ? 0.105 : 0.097 : c == 1 ? 0.1 : 0.3;
+  });
+  for (const Job* job : {&faster, &near}) {
+    EXPECT_EQ(job->sim.gates[0].step(), 10u + 32 + 64);
+    EXPECT_EQ(job->sim.lines("verify", "\"verdict\":\"undecided\"").size(), 1u);
+    for (size_t b = 0; b < 2; ++b) EXPECT_EQ(job->sim.gates[0].running(b), job == &faster ? 2 : 1);
+  }
+}
+
 // 8.18, 7.57 and 8.60 ms a bucket. The second fastest is more faithful than what runs, so any win will do; the third is
 // not tried.
 TEST(Uniform, TheSecondFastestIsComparedWhereTheFastestRuns) {
