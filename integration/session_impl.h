@@ -27,14 +27,14 @@ AgreedField agreed_field(const char* name, const char* format, ...) noexcept __a
 /// the rank.
 Status agree_on(Communicator& comm, std::span<const AgreedField> fields, double timeout_s, Message* why) noexcept;
 
-/// Collective. Times small collectives and fits a model of the link (gate/fit.h); the same model on every rank.
 /// Collective. Whether every rank has the same usable profile for this number of ranks; if not, and any has one,
 /// `ignored` says why.
 Status agree_on_profile(Communicator& comm, const LinkProfile& profile, double timeout_s, bool* use, Message* ignored,
                         Message* why) noexcept;
 gate::LinkModel profile_model(const LinkProfile& profile) noexcept;
 
-/// `usable()` is false when the samples did not lie near a line.
+/// Collective. Times small collectives and fits a model of the link (gate/fit.h), the same on every rank; `usable()` is
+/// false when the samples did not lie near a line.
 Status probe_link(Communicator& comm, double timeout_s, gate::LinkModel* link, Message* why) noexcept;
 /// The same over a communicator of devices, timed by events on the place's stream; `control` gathers the numbers.
 Status probe_device_link(Communicator& comm, Communicator& control, const Place& place, double timeout_s,
