@@ -73,11 +73,15 @@ struct BlockStep {
 template <int kLargest>
 struct IntEncoder : BlockScale {
   GRADGATE_HD static IntEncoder of(uint32_t max_mag) { return {BlockScale::of(max_mag, float{kLargest})}; }
-  /// The code of x in a finite block. The nearest integer needs no limiting.
-  GRADGATE_HD int32_t code(float x) const { return exact::round_even(scaled(x)); }
-  /// The same with stochastic rounding: |dither| < 1/2 may carry the greatest elements one too far.
-  GRADGATE_HD int32_t code(float x, float dither) const {
-    const int32_t q = exact::round_even(exact::add(scaled(x), dither));
+  /// The code of x in a finite block, by itself or with stochastic rounding.
+  GRADGATE_HD int32_t code(float x) const { return rounded(scaled(x)); }
+  GRADGATE_HD int32_t code(float x, float dither) const { return rounded(scaled(x), dither); }
+
+  /// Of v = scaled(x). The nearest integer needs no limiting; |dither| < 1/2 may carry the greatest elements one too
+  /// far.
+  GRADGATE_HD static int32_t rounded(float v) { return exact::round_even(v); }
+  GRADGATE_HD static int32_t rounded(float v, float dither) {
+    const int32_t q = exact::round_even(exact::add(v, dither));
     return q > kLargest ? kLargest : q < -kLargest ? -kLargest : q;
   }
 };

@@ -1,16 +1,16 @@
-// Codecs that treat each group of 256 on its own: a warp a group, the grid sized to fill the device. Here the kernels,
-// and the codecs without a scale (none, bf16) or with one for all (fp16); scaled blocks are in scaled.cuh. Per element
-// read and written, with f32 gradients: encode 4 + p bytes, with feedback 12 + p (p: payload bytes an element), decode
-// p + 4. Equal to kernels/cpu/loops/blocks.h byte for byte.
+// Codecs that treat each group of 256 on its own: a warp a group, or four where kGroups says so, the grid sized to fill
+// the device. Here the kernels, and the codecs without a scale (none, bf16) or with one for all (fp16); scaled blocks
+// are in scaled.cuh and rotated.cuh. Per element read and written, with f32 gradients: encode 4 + p bytes, with
+// feedback 12 + p (p: payload bytes an element), decode p + 4. Equal to kernels/cpu/loops/blocks.h byte for byte.
 //
 // A block codec here has
-//   Memory(step)             what a thread keeps from group to group; made by all threads of a CTA
-//   encode<kFeedback>(job, seed, memory, group, n, max, x)  writes the part of the payload of the lane's eight x; with
-//   feedback
-//   x
-//       becomes the new residual, or stays or becomes non-finite where the old one is kept
-//   decode(payload, first, second, memory, group, n, v)  the lane's eight values; first and second: where the sections
-//   begin
+//   kGroups                  groups that a warp takes at once; a lane has eight elements of each, one group after the
+//       other in x and v
+//   Memory(step)             what a thread keeps from one take to the next; made by all threads of a CTA
+//   encode<kFeedback>(job, seed, memory, group, n, max, x)  writes the part of the payload of the n elements from
+//       `group` on, whose greatest magnitude is max; with feedback the lane's x become the new residual, or stay or
+//       become non-finite where the old one is kept
+//   decode(payload, first, second, memory, group, n, v)  the lane's values; first and second: where the sections begin
 #pragma once
 
 #include "codecs/cast_fp16.h"
@@ -28,6 +28,7 @@ struct NoMemory {
 
 // Values of two bytes, each on its own.
 struct CastBlock {
+  static constexpr unsigned kGroups = 1;
   using Memory = NoMemory;
   template <bool kFeedback>
   static __device__ __forceinline__ void encode(const EncodeJob& job, const Seed&, Memory&, size_t group, unsigned n,
@@ -51,6 +52,7 @@ struct CastBlock {
 
 // f16 under the power of two of the whole vector, which a kernel before has found.
 struct Fp16Block {
+  static constexpr unsigned kGroups = 1;
   using Memory = NoMemory;
   // `scale` may be a guess. Where the greatest element rounds to less than 2^15, as in nearly every group, nothing is
   // limited, and one conversion of the device's makes two elements.
@@ -100,6 +102,7 @@ struct Fp16Block {
 
 // none: the gradient's own values; a sum is rounded to the gradient's dtype, its NaN made canonical.
 struct NoneBlock {
+  static constexpr unsigned kGroups = 1;
   using Memory = NoMemory;
   template <bool kFeedback>
   static __device__ __forceinline__ void encode(const EncodeJob& job, const Seed&, Memory&, size_t group, unsigned n,
@@ -114,9 +117,9 @@ struct NoneBlock {
 };
 
 template <class Block>
-__device__ __forceinline__ void decode_group(const std::byte* payload, size_t first, size_t second,
-                                             typename Block::Memory& memory, size_t group, unsigned n, DType gradient,
-                                             float* v) {
+__device__ __forceinline__ void decode_turn(const std::byte* payload, size_t first, size_t second,
+                                            typename Block::Memory& memory, size_t group, unsigned n, DType gradient,
+                                            float* v) {
   if constexpr (std::is_same_v<Block, NoneBlock>) {
     Block::decode(payload, first, second, memory, group, n, v, gradient);
   } else {
@@ -128,37 +131,67 @@ __device__ __forceinline__ uint32_t step_of(const std::byte* payload) {
   return reinterpret_cast<const codecs::WireHeader*>(payload)->step;
 }
 
-__device__ __forceinline__ size_t groups_in(size_t count) {
-  return count / codecs::kGroup + (count % codecs::kGroup != 0);
-}
-__device__ __forceinline__ unsigned group_length(size_t group, size_t count) {
-  const size_t left = count - group * codecs::kGroup;
-  return left < codecs::kGroup ? static_cast<unsigned>(left) : static_cast<unsigned>(codecs::kGroup);
-}
+// What the warps of a grid take in turn: kGroups groups, fewer at the end of the vector.
+template <unsigned kGroups>
+struct Turns {
+  static constexpr unsigned kElements = kGroups * codecs::kGroup, kHeld = kGroups * kPerLane;  // kHeld: by a lane
 
-// The lane's g of a group: the gradient, or the sum over ranks in rank order.
+  /// Calls f(first group, elements) for each turn of this warp.
+  template <class F>
+  static __device__ __forceinline__ void each(size_t count, const F& f) {
+    const size_t turns = count / kElements + (count % kElements != 0), step = size_t{gridDim.x} * kBlockWarps;
+    for (size_t turn = size_t{blockIdx.x} * kBlockWarps + threadIdx.x / 32; turn < turns; turn += step) {
+      const size_t left = count - turn * kElements;
+      f(turn * kGroups, left < kElements ? static_cast<unsigned>(left) : kElements);
+    }
+  }
+  /// Calls f(g, elements of group g, the lane's eight of it) for each group of a turn of n elements.
+  template <class F>
+  static __device__ __forceinline__ void groups(unsigned n, float* x, const F& f) {
+    if constexpr (kGroups == 1) {
+      f(0u, n, x);
+    } else {
+#pragma unroll
+      for (unsigned g = 0; g < kGroups; ++g) f(g, group_length(n, g), x + g * kPerLane);
+    }
+  }
+  static __device__ __forceinline__ void load(const Vector& from, size_t group, unsigned n, float* v) {
+    groups(n, v,
+           [&](unsigned g, unsigned length, float* eight) { from.load((group + g) * codecs::kGroup, length, eight); });
+  }
+  static __device__ __forceinline__ void store(const Vector& to, size_t group, unsigned n, float* v) {
+    groups(n, v, [&](unsigned g, unsigned length, const float* eight) {
+      to.store((group + g) * codecs::kGroup, length, eight);
+    });
+  }
+};
+
+// The lane's g: the gradient, or the sum over ranks in rank order.
 template <class Block, bool kSum>
-__device__ __forceinline__ void gather_group(const EncodeJob& job, const Vector& gradient,
-                                             typename Block::Memory& memory, size_t group, unsigned n, float* x) {
+__device__ __forceinline__ void gather_turn(const EncodeJob& job, const Vector& gradient,
+                                            typename Block::Memory& memory, size_t group, unsigned n, float* x) {
+  using Turn = Turns<Block::kGroups>;
   if constexpr (!kSum) {
-    gradient.load(group * codecs::kGroup, n, x);
+    Turn::load(gradient, group, n, x);
   } else {
     const size_t first = job.first - job.payload, second = job.second - job.payload;
     for (unsigned rank = 0; rank < job.ranks; ++rank) {
-      float v[kPerLane];
+      float v[Turn::kHeld];
       if (rank == job.self) {
-        gradient.load(group * codecs::kGroup, n, v);
+        Turn::load(gradient, group, n, v);
       } else {
-        decode_group<Block>(job.terms + rank * job.stride, first, second, memory, group, n, job.dtype, v);
+        decode_turn<Block>(job.terms + rank * job.stride, first, second, memory, group, n, job.dtype, v);
       }
 #pragma unroll
-      for (unsigned j = 0; j < kPerLane; ++j) x[j] = rank == 0 ? v[j] : exact::add(x[j], v[j]);
+      for (unsigned j = 0; j < Turn::kHeld; ++j) x[j] = rank == 0 ? v[j] : exact::add(x[j], v[j]);
     }
-    if (n == codecs::kGroup) return;
+    if (n == Turn::kElements) return;
+    Turn::groups(n, x, [](unsigned, unsigned length, float* eight) {
 #pragma unroll
-    for (unsigned j = 0; j < kPerLane; ++j) {  // signs and rotations decode to something behind the end, too
-      if (element(lane_id(), j) >= n) x[j] = 0.0f;
-    }
+      for (unsigned j = 0; j < kPerLane; ++j) {  // signs and rotations decode to something behind the end, too
+        if (element(lane_id(), j) >= length) eight[j] = 0.0f;
+      }
+    });
   }
 }
 
@@ -175,9 +208,10 @@ __device__ __forceinline__ void store_residual(float* e, unsigned n, bool fast, 
   }
 }
 
-// Encodes the gradient (kSum: the sum of all ranks' shards, own one unencoded), with feedback in the same pass.
+// Encodes the gradient (kSum: the sum of all ranks' shards, own one unencoded), with feedback in the same pass. Two
+// CTAs of a processor have enough on their way; sums of four groups at once need more registers than half of its own.
 template <class Block, bool kFeedback, bool kSum>
-__global__ void __launch_bounds__(kBlockThreads) encode_blocks(EncodeJob job) {
+__global__ void __launch_bounds__(kBlockThreads, kSum&& Block::kGroups > 1 ? 1 : 2) encode_blocks(EncodeJob job) {
   if constexpr (kSum) {
     if (!may_encode(job)) return;
   }
@@ -185,18 +219,28 @@ __global__ void __launch_bounds__(kBlockThreads) encode_blocks(EncodeJob job) {
   typename Block::Memory memory(seed.step);
   const Vector gradient(job.gradient, job.dtype);
   const bool fast_e = four_aligned(job.residual);
-  const size_t groups = groups_in(job.count), step = size_t{gridDim.x} * kBlockWarps;
-  for (size_t group = size_t{blockIdx.x} * kBlockWarps + threadIdx.x / 32; group < groups; group += step) {
-    const unsigned n = group_length(group, job.count);
-    float x[kPerLane];
-    gather_group<Block, kSum>(job, gradient, memory, group, n, x);
-    float* const e = job.residual + group * codecs::kGroup;
-    const bool kept = form_x<kFeedback>(e, n, fast_e, job.flush, x);
-    const uint32_t max = warp_max(max_mag(x));
-    if (max >= exact::kInfBits) note_non_finite(x, job.payload, job.non_finite);
+  using Turn = Turns<Block::kGroups>;
+  Turn::each(job.count, [&](size_t group, unsigned n) {
+    float x[Turn::kHeld];
+    gather_turn<Block, kSum>(job, gradient, memory, group, n, x);
+    uint32_t max = 0, kept = 0;  // kept: a bit for each group
+    Turn::groups(n, x, [&](unsigned g, unsigned length, float* eight) {
+      if (form_x<kFeedback>(job.residual + (group + g) * codecs::kGroup, length, fast_e, job.flush, eight))
+        kept |= 1u << g;
+      max = ::max(max, max_mag(eight));
+    });
+    max = warp_max(max);
+    if (max >= exact::kInfBits) {
+      Turn::groups(
+          n, x, [&](unsigned, unsigned, const float* eight) { note_non_finite(eight, job.payload, job.non_finite); });
+    }
     Block::template encode<kFeedback>(job, seed, memory, group, n, max, x);
-    if (kFeedback && !kept) store_residual(e, n, fast_e, x);
-  }
+    if constexpr (kFeedback) {
+      Turn::groups(n, x, [&](unsigned g, unsigned length, const float* eight) {
+        if ((kept >> g & 1u) == 0) store_residual(job.residual + (group + g) * codecs::kGroup, length, fast_e, eight);
+      });
+    }
+  });
 }
 
 // The greatest finite magnitude of x, into *job.greatest (0 before).
@@ -207,17 +251,16 @@ __global__ void __launch_bounds__(kBlockThreads) find_greatest(EncodeJob job) {
   }
   const Vector gradient(job.gradient, job.dtype);
   const bool fast_e = four_aligned(job.residual);
-  const size_t groups = groups_in(job.count), step = size_t{gridDim.x} * kBlockWarps;
   uint32_t greatest = 0;
   typename Block::Memory memory(0);
-  for (size_t group = size_t{blockIdx.x} * kBlockWarps + threadIdx.x / 32; group < groups; group += step) {
-    const unsigned n = group_length(group, job.count);
+  static_assert(Block::kGroups == 1);
+  Turns<1>::each(job.count, [&](size_t group, unsigned n) {
     float x[kPerLane];
-    gather_group<Block, kSum>(job, gradient, memory, group, n, x);
+    gather_turn<Block, kSum>(job, gradient, memory, group, n, x);
     form_x<kFeedback>(job.residual + group * codecs::kGroup, n, fast_e, job.flush, x);
     const uint32_t max = max_mag(x);
     greatest = ::max(greatest, max < exact::kInfBits ? max : max_finite_mag(x));
-  }
+  });
   greatest = warp_max(greatest);
   if (lane_id() == 0 && greatest > 0) atomicMax(job.greatest, greatest);
 }
@@ -230,10 +273,8 @@ __global__ void __launch_bounds__(kBlockThreads) encode_guessed(EncodeJob job, c
   if (kAgain && scale.stored == codecs::Fp16Scale::of(*guess).stored) return;
   if (blockIdx.x == 0 && threadIdx.x == 0) *reinterpret_cast<uint32_t*>(job.first) = scale.stored;
   const Vector gradient(job.gradient, job.dtype);
-  const size_t groups = groups_in(job.count), step = size_t{gridDim.x} * kBlockWarps;
   uint32_t greatest = 0;
-  for (size_t group = size_t{blockIdx.x} * kBlockWarps + threadIdx.x / 32; group < groups; group += step) {
-    const unsigned n = group_length(group, job.count);
+  Turns<1>::each(job.count, [&](size_t group, unsigned n) {
     float x[kPerLane];
     gradient.load(group * codecs::kGroup, n, x);
     const uint32_t max = warp_max(max_mag(x));
@@ -242,7 +283,7 @@ __global__ void __launch_bounds__(kBlockThreads) encode_guessed(EncodeJob job, c
       greatest = ::max(greatest, max < exact::kInfBits ? max : max_finite_mag(x));
     }
     Fp16Block::encode_by<false>(scale, job, group, n, max, x);
-  }
+  });
   if constexpr (!kAgain) {
     greatest = warp_max(greatest);
     if (lane_id() == 0 && greatest > 0) atomicMax(job.greatest, greatest);
@@ -268,20 +309,19 @@ __global__ void __launch_bounds__(kBlockThreads) decode_blocks(DecodeJob job) {
   if (!headers_ok(job.payload, 0, 1, 1, job.header, job.fault)) return;
   typename Block::Memory memory(step_of(job.payload));
   const Vector out(job.out, job.dtype);
-  const size_t groups = groups_in(job.count), step = size_t{gridDim.x} * kBlockWarps;
-  for (size_t group = size_t{blockIdx.x} * kBlockWarps + threadIdx.x / 32; group < groups; group += step) {
-    const unsigned n = group_length(group, job.count);
-    float v[kPerLane];
-    decode_group<Block>(job.payload, job.first, job.second, memory, group, n, job.gradient, v);
-    float old[kPerLane];
-    if constexpr (kAdd) out.load(group * codecs::kGroup, n, old);
+  using Turn = Turns<Block::kGroups>;
+  Turn::each(job.count, [&](size_t group, unsigned n) {
+    float v[Turn::kHeld];
+    decode_turn<Block>(job.payload, job.first, job.second, memory, group, n, job.gradient, v);
+    float old[Turn::kHeld];
+    if constexpr (kAdd) Turn::load(out, group, n, old);
 #pragma unroll
-    for (unsigned j = 0; j < kPerLane; ++j) {
+    for (unsigned j = 0; j < Turn::kHeld; ++j) {
       v[j] = exact::mul(v[j], job.scale);
       if constexpr (kAdd) v[j] = exact::add(old[j], v[j]);
     }
-    out.store(group * codecs::kGroup, n, v);
-  }
+    Turn::store(out, group, n, v);
+  });
 }
 
 // The sum of all ranks' payloads in rank order: every payload is read once, the output written once.
@@ -290,76 +330,28 @@ __global__ void __launch_bounds__(kBlockThreads) sum_blocks(DecodeJob job) {
   if (!headers_ok(job.payload, job.stride, job.ranks, job.ranks, job.header, job.fault)) return;
   typename Block::Memory memory(step_of(job.payload));
   const Vector out(job.out, job.dtype);
-  const size_t groups = groups_in(job.count), step = size_t{gridDim.x} * kBlockWarps;
-  for (size_t group = size_t{blockIdx.x} * kBlockWarps + threadIdx.x / 32; group < groups; group += step) {
-    const unsigned n = group_length(group, job.count);
-    float sum[kPerLane];
-    decode_group<Block>(job.payload, job.first, job.second, memory, group, n, job.gradient, sum);
+  using Turn = Turns<Block::kGroups>;
+  Turn::each(job.count, [&](size_t group, unsigned n) {
+    float sum[Turn::kHeld];
+    decode_turn<Block>(job.payload, job.first, job.second, memory, group, n, job.gradient, sum);
     for (unsigned rank = 1; rank < job.ranks; ++rank) {
-      float v[kPerLane];
-      decode_group<Block>(job.payload + rank * job.stride, job.first, job.second, memory, group, n, job.gradient, v);
+      float v[Turn::kHeld];
+      decode_turn<Block>(job.payload + rank * job.stride, job.first, job.second, memory, group, n, job.gradient, v);
 #pragma unroll
-      for (unsigned j = 0; j < kPerLane; ++j) sum[j] = exact::add(sum[j], v[j]);
+      for (unsigned j = 0; j < Turn::kHeld; ++j) sum[j] = exact::add(sum[j], v[j]);
     }
 #pragma unroll
-    for (unsigned j = 0; j < kPerLane; ++j) sum[j] = exact::mul(sum[j], job.scale);
-    out.store(group * codecs::kGroup, n, sum);
-  }
-}
-
-// none, copied: bits as they are, Inf and NaN counted by their exponents.
-template <class T, T kExponent>
-__global__ void __launch_bounds__(kBlockThreads) copy_counting(EncodeJob job) {
-  const T* const from = static_cast<const T*>(job.gradient);
-  T* const to = reinterpret_cast<T*>(job.first);
-  constexpr unsigned kRun = 16 / sizeof(T);
-  const size_t runs = reinterpret_cast<uintptr_t>(from) % 16 == 0 ? job.count / kRun : 0;
-  const size_t stride = size_t{gridDim.x} * blockDim.x, start = size_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  uint32_t odd = 0;
-  for (size_t i = start; i < runs; i += stride) {
-    union {
-      uint4 all;
-      T each[kRun];
-    } v;
-    v.all = reinterpret_cast<const uint4*>(from)[i];
-    T exponent = 0;
-#pragma unroll
-    for (unsigned j = 0; j < kRun; ++j) exponent = ::max(exponent, static_cast<T>(v.each[j] & kExponent));
-    if (exponent == kExponent) {  // rare
-      for (unsigned j = 0; j < kRun; ++j) odd += (v.each[j] & kExponent) == kExponent;
-    }
-    reinterpret_cast<uint4*>(to)[i] = v.all;
-  }
-  for (size_t i = runs * kRun + start; i < job.count; i += stride) {
-    const T v = from[i];
-    odd += (v & kExponent) == kExponent;
-    to[i] = v;
-  }
-  odd = warp_sum(odd);
-  if (lane_id() == 0 && odd != 0) add_non_finite(odd, job.payload, job.non_finite);
-}
-
-template <class T>
-__global__ void __launch_bounds__(kBlockThreads) copy_none(DecodeJob job) {
-  if (!headers_ok(job.payload, 0, 1, 1, job.header, job.fault)) return;
-  const T* const from = reinterpret_cast<const T*>(job.payload + job.first);
-  T* const to = static_cast<T*>(job.out);
-  constexpr unsigned kRun = 16 / sizeof(T);
-  const size_t runs = reinterpret_cast<uintptr_t>(to) % 16 == 0 ? job.count / kRun : 0;
-  const size_t stride = size_t{gridDim.x} * blockDim.x, start = size_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  for (size_t i = start; i < runs; i += stride)
-    reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
-  for (size_t i = runs * kRun + start; i < job.count; i += stride) to[i] = from[i];
+    for (unsigned j = 0; j < Turn::kHeld; ++j) sum[j] = exact::mul(sum[j], job.scale);
+    Turn::store(out, group, n, sum);
+  });
 }
 
 // fold_residual: a dense cast that sends everything.
 __global__ void __launch_bounds__(kBlockThreads) fold_groups(void* data, DType dtype, float* residual, size_t count) {
   const Vector gradient(data, dtype);
   const bool fast_e = four_aligned(residual);
-  const size_t groups = groups_in(count), step = size_t{gridDim.x} * kBlockWarps;
-  for (size_t group = size_t{blockIdx.x} * kBlockWarps + threadIdx.x / 32; group < groups; group += step) {
+  Turns<1>::each(count, [&](size_t group, unsigned n) {
     const size_t begin = group * codecs::kGroup;
-    const unsigned n = group_length(group, count);
     float x[kPerLane], e[kPerLane];
     gradient.load(begin, n, x);
     load_lane(residual + begin, n, fast_e, e);
@@ -371,7 +363,7 @@ __global__ void __launch_bounds__(kBlockThreads) fold_groups(void* data, DType d
     }
     gradient.store(begin, n, x);
     store_lane(residual + begin, n, fast_e, e);
-  }
+  });
 }
 
 }  // namespace

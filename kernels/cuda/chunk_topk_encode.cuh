@@ -325,7 +325,7 @@ __device__ void sum_unit(const ChunkJob& job, size_t begin, uint32_t n, float* x
 }
 
 template <bool kFeedback, bool kSum, int kWarps>
-__global__ void __launch_bounds__(kWarps == 1 ? kSmallTeams * 32 : kWarps * 32, kWarps == 8 ? 3 : 5)
+__global__ void __launch_bounds__(kWarps == 1 ? kSmallTeams * 32 : kWarps * 32, kWarps == 8 ? 2 : 5)
     encode_chunks(ChunkJob job) {
   extern __shared__ float4 shared[];  // for each team: x, and a list of as many indices
   __shared__ uint32_t scratch[2 * kWarps];

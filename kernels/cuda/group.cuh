@@ -23,6 +23,12 @@ __device__ __forceinline__ unsigned lane_id() { return threadIdx.x & 31; }
 /// warp is one run of bytes.
 __device__ __forceinline__ unsigned element(unsigned lane, unsigned j) { return (j >> 2) * 128 + lane * 4 + (j & 3); }
 
+/// Elements of group g of n.
+__device__ __forceinline__ unsigned group_length(uint32_t n, unsigned g) {
+  const uint32_t at = g * static_cast<uint32_t>(codecs::kGroup), left = n > at ? n - at : 0;
+  return left < codecs::kGroup ? left : static_cast<unsigned>(codecs::kGroup);
+}
+
 __device__ __forceinline__ uint32_t warp_max(uint32_t v) {
 #if __CUDA_ARCH__ >= 800
   return __reduce_max_sync(kFull, v);
@@ -71,6 +77,13 @@ __device__ __forceinline__ uint32_t round_two_f16(float low, float high) {
 #endif
 }
 
+/// Two neighbouring f16, the first in the lower half.
+__device__ __forceinline__ void widen_two_f16(uint32_t two, float* v) {
+  asm("{\n .reg .f16 low, high;\n mov.b32 {low, high}, %2;\n cvt.f32.f16 %0, low;\n cvt.f32.f16 %1, high;\n}"
+      : "=f"(v[0]), "=f"(v[1])
+      : "r"(two));
+}
+
 // Four neighbouring values in one access. The caller knows that `p` is aligned to all four.
 __device__ __forceinline__ void load4(const float* p, float* v) {
   const float4 w = *reinterpret_cast<const float4*>(p);
@@ -83,8 +96,7 @@ __device__ __forceinline__ void load4(const uint16_t* p, float* v) {
 }
 __device__ __forceinline__ void load4(const codecs::F16* p, float* v) {
   const uint2 w = *reinterpret_cast<const uint2*>(p);
-  v[0] = codecs::widen_f16(static_cast<uint16_t>(w.x)), v[1] = codecs::widen_f16(static_cast<uint16_t>(w.x >> 16));
-  v[2] = codecs::widen_f16(static_cast<uint16_t>(w.y)), v[3] = codecs::widen_f16(static_cast<uint16_t>(w.y >> 16));
+  widen_two_f16(w.x, v), widen_two_f16(w.y, v + 2);
 }
 // To global memory, by an instruction of their own: next to a branch that stores the same values one at a time, the
 // compiler would take a plain vector store apart.
@@ -217,11 +229,21 @@ __device__ __forceinline__ void store_room(float* room, const float* v) {
   to[32] = make_float4(v[4], v[5], v[6], v[7]);
 }
 
-__device__ __forceinline__ uint32_t max_mag(const float* v) {
-  uint32_t max_of = 0;
-#pragma unroll
-  for (unsigned j = 0; j < kPerLane; ++j) max_of = max(max_of, exact::mag(v[j]));
-  return max_of;
+/// Of the four neighbours of a lane, and of its eight elements of a group.
+__device__ __forceinline__ uint32_t max_mag_of_four(const float* v) {
+  return max(max(max(exact::mag(v[0]), exact::mag(v[1])), exact::mag(v[2])), exact::mag(v[3]));
+}
+__device__ __forceinline__ uint32_t max_mag(const float* v) { return max(max_mag_of_four(v), max_mag_of_four(v + 4)); }
+
+/// The one of two numbers that is greater in magnitude, under some sign.
+__device__ __forceinline__ float greater_mag(float a, float b) {
+#if __CUDA_ARCH__ >= 860
+  float greater;
+  asm("max.xorsign.abs.f32 %0, %1, %2;" : "=f"(greater) : "f"(a), "f"(b));
+  return greater;
+#else
+  return fmaxf(fabsf(a), fabsf(b));
+#endif
 }
 
 /// The same of those that are finite.

@@ -5,9 +5,11 @@
 #include "kernels/cuda/blocks.cuh"
 #include "kernels/cuda/chunk_topk_decode.cuh"
 #include "kernels/cuda/chunk_topk_encode.cuh"
+#include "kernels/cuda/copies.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/plugin.h"
 #include "kernels/cuda/randk_launch.cuh"
+#include "kernels/cuda/rotated.cuh"
 #include "kernels/cuda/scaled.cuh"
 #include "kernels/cuda/topk_launch.cuh"
 
@@ -34,8 +36,11 @@ template <class Block>
 int encode_groups(const EncodeJob& job, cudaStream_t stream) {
   return launch_encoder<encode_blocks<Block, false, false>, encode_blocks<Block, true, false>,
                         encode_blocks<Block, false, true>, encode_blocks<Block, true, true>>(
-      job, ceil_div(groups_of(job.count), kBlockWarps), stream);
+      job, ceil_div(groups_of(job.count), size_t{kBlockWarps} * Block::kGroups), stream);
 }
+
+template <class F>
+using BlocksOf = std::conditional_t<F::kRotated, RotatedBlocks<F>, ScaledBlock<F>>;
 
 // A codec that describes its blocks by formats.
 template <class C>
@@ -47,7 +52,7 @@ int encode_scaled(const CodecSpec& spec, const EncodeJob& job, cudaStream_t stre
                             encode_means<F, true, true>>(job, ceil_div(ceil_div(job.count, F::kBlock), kBlockWarps),
                                                          stream);
     } else {
-      return encode_groups<ScaledBlock<F>>(job, stream);
+      return encode_groups<BlocksOf<F>>(job, stream);
     }
   });
 }
@@ -285,7 +290,8 @@ int encode_call(const EncodeCall& call, Stream handle) noexcept {
 
 template <class Block>
 int decode_groups(const DecodeJob& job, bool add, cudaStream_t stream) {
-  const size_t ctas = ceil_div(groups_of(job.count), kBlockWarps) + (job.count == 0);  // an empty one is checked too
+  const size_t ctas = ceil_div(groups_of(job.count), size_t{kBlockWarps} * Block::kGroups) +
+                      (job.count == 0);  // an empty one is checked too
   if (job.ranks > 0) return launch<sum_blocks<Block>>(job, kBlockThreads, 0, ctas, stream);
   return add ? launch<decode_blocks<Block, true>>(job, kBlockThreads, 0, ctas, stream)
              : launch<decode_blocks<Block, false>>(job, kBlockThreads, 0, ctas, stream);
@@ -293,8 +299,7 @@ int decode_groups(const DecodeJob& job, bool add, cudaStream_t stream) {
 
 template <class C>
 int decode_scaled(const CodecSpec& spec, const DecodeJob& job, bool add, cudaStream_t stream) {
-  return C::with_format(spec,
-                        [&](auto format) { return decode_groups<ScaledBlock<decltype(format)>>(job, add, stream); });
+  return C::with_format(spec, [&](auto format) { return decode_groups<BlocksOf<decltype(format)>>(job, add, stream); });
 }
 
 int decode_none(const DecodeJob& job, bool add, cudaStream_t stream) {

@@ -29,67 +29,18 @@ __device__ __forceinline__ void group_dither(const Seed& seed, size_t group, flo
   }
 }
 
-// What a thread of int4:hadamard needs from block to block: the signs of the rotation, which follow from the step (made
-// once by a CTA for the step that all payloads have as a rule), and the side of each butterfly that its lane is on.
-class RotationMemory {
- public:
-  __device__ explicit RotationMemory(uint32_t step) : step_(step) {
-    __shared__ uint32_t words[4];
-    if (threadIdx.x == 0) {
-      const codecs::PhiloxBlock signs = codecs::rotation_signs(step);
-#pragma unroll
-      for (unsigned w = 0; w < 4; ++w) words[w] = signs.word[w];
-    }
-    __syncthreads();
-#pragma unroll
-    for (unsigned j = 0; j < 4; ++j) sign_[j] = held(words[lane_id() / 8] >> (lane_id() % 8 * 4 + j) << 31);
-#pragma unroll
-    for (unsigned stage = 0; stage < 5; ++stage)
-      side_[stage] = exact::from_bits(held(0x3f800000u | lane_id() >> stage << 31));
-  }
-  /// Of the lane's element j of a block, as the sign bit of a float.
-  __device__ __forceinline__ uint32_t sign(unsigned j) const { return sign_[j]; }
-  /// In which of these the rotation of another step differs, bits 0 to 3.
-  __device__ __forceinline__ uint32_t other_signs(uint32_t step) const {
-    if (step == step_) return 0;
-    const codecs::PhiloxBlock signs = codecs::rotation_signs(step);
-    uint32_t other = 0;
-#pragma unroll
-    for (unsigned w = 0; w < 4; ++w) other = lane_id() / 8 == w ? signs.word[w] >> (lane_id() % 8 * 4) : other;
-#pragma unroll
-    for (unsigned j = 0; j < 4; ++j) other ^= sign_[j] >> (31 - j);
-    return other & 15u;
-  }
-
-  /// The butterflies over a block of 128, four neighbours a lane. The upper one of a pair takes its own from the
-  /// other's; a product with 1 or -1 is exact, so that the fused operation rounds once, as the sum does.
-  __device__ __forceinline__ void butterflies(float* y) const {
-#pragma unroll
-    for (unsigned stage = 5; stage-- > 0;) {
-#pragma unroll
-      for (unsigned j = 0; j < 4; ++j) y[j] = __fmaf_rn(y[j], side_[stage], shuffle_xor(y[j], 1u << stage));
-    }
-    codecs::butterfly(y, y + 2);
-    codecs::butterfly(y + 1, y + 3);
-    codecs::butterfly(y, y + 1);
-    codecs::butterfly(y + 2, y + 3);
-  }
-
- private:
-  uint32_t step_, sign_[4];
-  float side_[5];
-};
-
 template <class F>
 struct ScaledBlock {
-  using Memory = std::conditional_t<F::kRotated, RotationMemory, NoMemory>;
+  static constexpr unsigned kGroups = 1;
+  using Memory = NoMemory;
+  static_assert(!F::kRotated);
   static_assert(F::kBlock == 128 || F::kBlock == 256 || (F::kBlock == 1024 && F::kBits == 1));
   static constexpr unsigned kHalves = F::kBlock == 128 ? 2 : 1, kEach = kPerLane / kHalves;  // blocks; a lane's of each
 
   static constexpr size_t kCodeBytes = codecs::kGroup * F::kBits / 8;  // of a group
 
   template <bool kFeedback>
-  static __device__ __forceinline__ void encode(const EncodeJob& job, const Seed& seed, Memory& memory, size_t group,
+  static __device__ __forceinline__ void encode(const EncodeJob& job, const Seed& seed, Memory&, size_t group,
                                                 unsigned n, uint32_t max, float* x) {
     static_assert(!F::kMean);
     float u[F::kStochastic ? kPerLane : 1];
@@ -98,21 +49,15 @@ struct ScaledBlock {
 #pragma unroll
     for (unsigned half = 0; half < kHalves; ++half) {
       float* const xs = x + half * kEach;
-      if constexpr (kHalves == 2) {
-        max = 0;
-#pragma unroll
-        for (unsigned j = 0; j < kEach; ++j) max = ::max(max, exact::mag(xs[j]));
-        max = warp_max(max);
-      }
-      const uint32_t stored =
-          block<kFeedback>(seed, memory, max, u + (F::kStochastic ? half * kEach : 0), xs, code + half * kEach);
+      if constexpr (kHalves == 2) max = warp_max(max_mag_of_four(xs));
+      const uint32_t stored = block<kFeedback>(max, u + (F::kStochastic ? half * kEach : 0), xs, code + half * kEach);
       if (lane_id() == 0 && half * F::kBlock < n)
         reinterpret_cast<uint32_t*>(job.first)[group * kHalves + half] = stored;
     }
     put_codes(reinterpret_cast<uint8_t*>(job.second) + group * kCodeBytes, n, code);
   }
 
-  static __device__ __forceinline__ void decode(const std::byte* payload, size_t first, size_t second, Memory& memory,
+  static __device__ __forceinline__ void decode(const std::byte* payload, size_t first, size_t second, Memory&,
                                                 size_t group, unsigned n, float* v) {
     const uint8_t* const in = reinterpret_cast<const uint8_t*>(payload + second) + group * kCodeBytes;
     const uint32_t* const scales = reinterpret_cast<const uint32_t*>(payload + first);
@@ -127,17 +72,9 @@ struct ScaledBlock {
 #pragma unroll
       for (unsigned half = 0; half < kHalves; ++half) {
         const uint32_t stored = half * F::kBlock < n ? scales[group * kHalves + half] : 0;
-        float* const vs = v + half * kEach;
-        if constexpr (F::kRotated) {
-          const auto decoder = F::Decoder::rotated(stored);
+        const auto decoder = F::Decoder::of(stored);
 #pragma unroll
-          for (unsigned j = 0; j < kEach; ++j) vs[j] = rotated_value(decoder, code[half * kEach + j]);
-          unrotate(memory, memory.other_signs(step_of(payload)), stored, vs);
-        } else {
-          const auto decoder = F::Decoder::of(stored);
-#pragma unroll
-          for (unsigned j = 0; j < kEach; ++j) vs[j] = decoder.value(code[half * kEach + j]);
-        }
+        for (unsigned j = 0; j < kEach; ++j) v[half * kEach + j] = decoder.value(code[half * kEach + j]);
       }
     }
   }
@@ -145,8 +82,7 @@ struct ScaledBlock {
  private:
   /// Codes of a block, its scale returned; with feedback x becomes the residual, NaN where the old one stays.
   template <bool kFeedback>
-  static __device__ __forceinline__ uint32_t block(const Seed& seed, Memory& memory, uint32_t max, const float* u,
-                                                   float* x, int32_t* code) {
+  static __device__ __forceinline__ uint32_t block(uint32_t max, const float* u, float* x, int32_t* code) {
     using Encoder = typename F::Encoder;
     if (max == 0 || max >= exact::kInfBits) {
 #pragma unroll
@@ -156,72 +92,18 @@ struct ScaledBlock {
       }
       return Encoder::of(max).stored;  // every d is +0, or NaN
     }
-    if constexpr (!F::kRotated) {
-      const Encoder encoder = Encoder::of(max);
-      const auto decoder = F::Decoder::of(encoder.stored);
+    const Encoder encoder = Encoder::of(max);
+    const auto decoder = F::Decoder::of(encoder.stored);
 #pragma unroll
-      for (unsigned j = 0; j < kEach; ++j) {
-        code[j] = quantise(encoder, x[j], u, j);
-        if constexpr (kFeedback) x[j] = exact::sub(x[j], decoder.value(code[j]));
+    for (unsigned j = 0; j < kEach; ++j) {
+      if constexpr (F::kStochastic) {
+        code[j] = encoder.code(x[j], u[j]);
+      } else {
+        code[j] = encoder.code(x[j]);
       }
-      return encoder.stored;
-    } else {
-      const auto rotation = codecs::Rotation::of(max);
-      float y[kEach];
-#pragma unroll
-      for (unsigned j = 0; j < kEach; ++j) y[j] = rotation.in(x[j], memory.sign(j));
-      memory.butterflies(y);
-      uint32_t greatest = 0;
-#pragma unroll
-      for (unsigned j = 0; j < kEach; ++j) greatest = ::max(greatest, exact::mag(y[j]));
-      const Encoder encoder = Encoder::rotated(warp_max(greatest), rotation);
-      const auto decoder = F::Decoder::rotated(encoder.stored);
-#pragma unroll
-      for (unsigned j = 0; j < kEach; ++j) {
-        code[j] = quantise(encoder, y[j], u, j);
-        y[j] = rotated_value(decoder, code[j]);
-      }
-      if constexpr (kFeedback) {
-        unrotate(memory, 0, encoder.stored, y);
-#pragma unroll
-        for (unsigned j = 0; j < kEach; ++j) x[j] = exact::sub(x[j], y[j]);
-      }
-      return encoder.stored;
+      if constexpr (kFeedback) x[j] = exact::sub(x[j], decoder.value(code[j]));
     }
-  }
-
-  /// decoder.value without its factor, which for rotated elements is 1: what the scale says comes after the
-  /// butterflies.
-  template <class Decoder>
-  static __device__ __forceinline__ float rotated_value(const Decoder& decoder, int32_t code) {
-    return exact::mul(static_cast<float>(code), decoder.step);
-  }
-  static __device__ __forceinline__ void unrotate(const Memory& memory, uint32_t other_signs, uint32_t stored,
-                                                  float* z) {
-    if (stored == 0) {
-#pragma unroll
-      for (unsigned j = 0; j < kEach; ++j) z[j] = 0.0f;
-      return;
-    }
-    memory.butterflies(z);
-    const auto back = codecs::Unrotation::of(stored);
-    if (back.after == 1.0f && other_signs == 0) {  // nearly always
-#pragma unroll
-      for (unsigned j = 0; j < kEach; ++j)
-        z[j] = exact::from_bits(exact::bits(exact::mul(z[j], 0x1p-7f)) ^ memory.sign(j));
-    } else {
-#pragma unroll
-      for (unsigned j = 0; j < kEach; ++j) z[j] = back.out(z[j], memory.sign(j) ^ other_signs >> j << 31);
-    }
-  }
-
-  template <class Encoder>
-  static __device__ __forceinline__ int32_t quantise(const Encoder& encoder, float v, const float* u, unsigned j) {
-    if constexpr (F::kStochastic) {
-      return encoder.code(v, u[j]);
-    } else {
-      return encoder.code(v);
-    }
+    return encoder.stored;
   }
 
   // Codes of a group to and from its place in section 1, eight a lane. Nothing but codes lies between the end of a
@@ -290,7 +172,7 @@ struct ScaledBlock {
 
 // Mean magnitudes and sign bits (onebit): a warp holds a block of 1024, 32 elements a lane.
 template <class F, bool kFeedback, bool kSum>
-__global__ void __launch_bounds__(kBlockThreads) encode_means(EncodeJob job) {
+__global__ void __launch_bounds__(kBlockThreads, kSum ? 1 : 2) encode_means(EncodeJob job) {
   static_assert(F::kMean && F::kBlock == 1024 && F::kBits == 1);
   constexpr unsigned kParts = F::kBlock / codecs::kGroup;
   if constexpr (kSum) {
@@ -300,21 +182,19 @@ __global__ void __launch_bounds__(kBlockThreads) encode_means(EncodeJob job) {
   const bool fast_e = four_aligned(job.residual);
   const unsigned lane = lane_id();
   NoMemory memory(0);
-  const size_t groups = groups_in(job.count), blocks = groups / kParts + (groups % kParts != 0);
-  const size_t step = size_t{gridDim.x} * kBlockWarps;
-  for (size_t block = size_t{blockIdx.x} * kBlockWarps + threadIdx.x / 32; block < blocks; block += step) {
+  Turns<kParts>::each(job.count, [&](size_t first, unsigned length) {
     float x[kParts][kPerLane];
     uint32_t max = 0, live = 0, elements = 0, kept = 0;
 #pragma unroll
     for (unsigned part = 0; part < kParts; ++part) {
-      const size_t group = block * kParts + part;
-      const unsigned n = group < groups ? group_length(group, job.count) : 0;
+      const size_t group = first + part;
+      const unsigned n = group_length(length, part);
       if (n == 0) {
 #pragma unroll
         for (unsigned j = 0; j < kPerLane; ++j) x[part][j] = 0.0f;
         continue;
       }
-      gather_group<ScaledBlock<F>, kSum>(job, gradient, memory, group, n, x[part]);
+      gather_turn<ScaledBlock<F>, kSum>(job, gradient, memory, group, n, x[part]);
       if (form_x<kFeedback>(job.residual + group * codecs::kGroup, n, fast_e, job.flush, x[part])) kept |= 1u << part;
       const uint32_t greatest = warp_max(max_mag(x[part]));
       if (greatest >= exact::kInfBits) note_non_finite(x[part], job.payload, job.non_finite);
@@ -345,11 +225,11 @@ __global__ void __launch_bounds__(kBlockThreads) encode_means(EncodeJob job) {
       sum = exact::add(exact::add(s[0], s[2]), exact::add(s[1], s[3]));
     }
     const auto encoder = F::Encoder::of(sum, max, live, elements);
-    if (lane == 0) reinterpret_cast<uint32_t*>(job.first)[block] = encoder.stored;
+    if (lane == 0) reinterpret_cast<uint32_t*>(job.first)[first / kParts] = encoder.stored;
 #pragma unroll
     for (unsigned part = 0; part < kParts; ++part) {
-      const size_t group = block * kParts + part;
-      const unsigned n = group < groups ? group_length(group, job.count) : 0;
+      const size_t group = first + part;
+      const unsigned n = group_length(length, part);
       if (n == 0) continue;
       const auto decoder = F::Decoder::of(encoder.stored, part);
       uint32_t* const out = reinterpret_cast<uint32_t*>(job.second) + group * (codecs::kGroup / 32);
@@ -372,7 +252,7 @@ __global__ void __launch_bounds__(kBlockThreads) encode_means(EncodeJob job) {
       if (kFeedback && finite && (kept >> part & 1u) == 0)
         store_residual(job.residual + group * codecs::kGroup, n, fast_e, x[part]);
     }
-  }
+  });
 }
 
 }  // namespace

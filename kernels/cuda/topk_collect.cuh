@@ -114,9 +114,10 @@ __device__ inline void make_plan(const TopkJob& job) {
   clear_all<kNearBins>(short_bins(job));
 }
 
-// One read of everything, and the only one as a rule: 4 bytes an element, with feedback 12, and 6 a candidate.
+// One read of everything, and the only one as a rule: 4 bytes an element, with feedback 12, and 6 a candidate. With
+// feedback a thread has 64 values on their way at once: two CTAs of a processor are enough, and three would spill.
 template <bool kFeedback>
-__global__ void __launch_bounds__(kTopkThreads, 3) collect(TopkJob job) {
+__global__ void __launch_bounds__(kTopkThreads, kFeedback ? 2 : 3) collect(TopkJob job) {
   __shared__ alignas(16) uint32_t bins[kNearBins];
   __shared__ uint32_t warp_hits[kTopkWarps];
   __shared__ Count base;

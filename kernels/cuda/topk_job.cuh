@@ -185,10 +185,7 @@ struct TilePart {
     elements = left < kRunElements ? static_cast<uint32_t>(left) : kRunElements;
   }
   /// Elements of its group g.
-  __device__ __forceinline__ unsigned n(unsigned g) const {
-    const uint32_t at = g * static_cast<uint32_t>(codecs::kGroup), left = elements > at ? elements - at : 0;
-    return left < codecs::kGroup ? left : static_cast<unsigned>(codecs::kGroup);
-  }
+  __device__ __forceinline__ unsigned n(unsigned g) const { return group_length(elements, g); }
 };
 
 /// A place in the list for all candidates of a tile, kDeferred where it is full: called by one thread.

@@ -124,7 +124,8 @@ int main(int argc, char** argv) {
     return 1;
   }
   const size_t count = argc > 3 ? std::strtoull(argv[3], nullptr, 10) : size_t{1} << 20;
-  const Traffic traffic{count, argc > 1 && std::string(argv[1]) == "bf16" ? DType::bf16 : DType::f32};
+  const std::string dtype = argc > 1 ? argv[1] : "f32";
+  const Traffic traffic{count, dtype == "bf16" ? DType::bf16 : dtype == "f16" ? DType::f16 : DType::f32};
   const char* const only = argc > 2 ? argv[2] : nullptr;  // one spec instead of all
   for (const char* text : {"none",
                            "bf16",
