@@ -130,7 +130,7 @@ Json to_json(const StepTime& t) {
 int run_demo(const Context& context, const OptionSet& options, DemoOptions o) {
   if (o.quick) {
     o.setup.recipe.steps = std::min<uint64_t>(o.setup.recipe.steps, 90);
-    o.setup.rounds = 1;
+    o.setup.rounds = 3;
   }
   const std::vector<std::string> links = links_of(o);
   const std::unique_ptr<Ranks> ranks = Ranks::open("--ranks", o.setup.ranks, o.device);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <numeric>
+#include <random>
 
 #include "integration/cli/error.h"
 
@@ -195,14 +197,19 @@ LinkResult run_link(Ranks& ranks, const DemoSetup& setup, const std::optional<Na
       result.explanation = automatic->explain(0);
     }
 
-    // Interleaved windows, in turn, so that a slow second of the machine hits all of them alike.
+    // Short windows, all in turn and in another order each round, so that a slow second of the machine hits all alike.
     std::vector<std::unique_ptr<Session>> sessions;
     for (const CodecSpec& spec : specs)
       sessions.push_back(
           make_session(comm, setup, spec.id == CodecId::none ? Mode::off : Mode::on, {&spec, 1}, trainer));
     uint64_t step = setup.recipe.steps;
+    std::vector<size_t> order(configs);
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::mt19937 shuffler(static_cast<std::mt19937::result_type>(setup.seed));  // alike on all ranks
     for (int round = 0; round < setup.rounds; ++round) {
-      for (size_t c = 0; c < configs; ++c) {
+      std::shuffle(order.begin(), order.end(), shuffler);
+      for (size_t turn = 0; turn < configs; ++turn) {
+        const size_t c = order[turn];
         Session& session = c < specs.size() ? *sessions[c] : *automatic;
         for (int i = 0; i < setup.window; ++i, ++step) {
           require(plain.barrier({}, Deadline::after(setup.timeout_s)), plain, "barrier");
@@ -215,7 +222,7 @@ LinkResult run_link(Ranks& ranks, const DemoSetup& setup, const std::optional<Na
         }
         if (r == 0)
           progress("timing " + (c < specs.size() ? setup.codecs[c] : std::string("auto")),
-                   0.6 + 0.4 * static_cast<double>(static_cast<size_t>(round) * configs + c + 1) /
+                   0.6 + 0.4 * static_cast<double>(static_cast<size_t>(round) * configs + turn + 1) /
                              static_cast<double>(static_cast<size_t>(setup.rounds) * configs));
       }
     }

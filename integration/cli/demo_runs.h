@@ -22,8 +22,8 @@ struct DemoSetup {
   std::vector<std::string> codecs = {
       "none", "bf16", "int8",
       "chunk-topk:" + std::to_string(recipe.topk_keep) + "/" + std::to_string(recipe.topk_chunk)};
-  int rounds = 3;         ///< of interleaved windows per link
-  int window = 10;        ///< steps of a window; the first kWindowDiscard are not counted
+  int rounds = 8;         ///< of interleaved windows per link
+  int window = 6;         ///< steps of a window; the first kWindowDiscard are not counted
   double timeout_s = 60;  ///< of every wait
 };
 inline constexpr int kWindowDiscard = 2;
