@@ -12,6 +12,9 @@ namespace {
 /// predicted to be slower than the fastest plan by more than this share.
 constexpr size_t kUniformPlans = 2;
 constexpr double kUniformReach = 0.25;
+/// Of the step: how much faster a less faithful plan has to be measured. Half of what a more faithful one may cost,
+/// since the median of a few pairs is wrong by a few percent itself, and what runs is to be within all of it.
+constexpr double kMeasuredTolerance = kFaithfulTolerance / 2;
 
 }  // namespace
 
@@ -78,9 +81,9 @@ bool Planner::takes_over(const PairedTest& test, Trial trial) const noexcept {
   if (trial == Trial::none) return test.verdict == Verdict::win;
   // Between two plans that compress nothing speaks for the one that runs but its fidelity: both were predicted from
   // times that are known to be wrong. Where the pairs do not decide, the better median goes on. A plan that loses more
-  // has to be faster by what a more faithful one may cost; a refined one corrects the plan that runs.
+  // has to be faster by kMeasuredTolerance; a refined one corrects the plan that runs.
   const bool needs_margin = trial != Trial::refined && loses_more();
-  return test.verdict != Verdict::lose && test.median_gain_s > (needs_margin ? kFaithfulTolerance * test.base_s : 0);
+  return test.verdict != Verdict::lose && test.median_gain_s > (needs_margin ? kMeasuredTolerance * test.base_s : 0);
 }
 
 // True where the plan under verification is less faithful in any bucket than what runs.
@@ -142,7 +145,7 @@ bool Planner::propose_uniform() {
 // Notes which uniform plans the comparison that is over has seen, on either side.
 void Planner::note_uniform() {
   for (const UniformPlan& plan : pricing().uniform_plans()) {
-    const auto all_run = [&](uint8_t BucketState::* side) {
+    const auto all_run = [&](uint8_t BucketState::*side) {
       return std::all_of(plan.buckets.begin(), plan.buckets.end(),
                          [&](size_t i) { return state_.buckets[i].*side == plan.candidate; });
     };

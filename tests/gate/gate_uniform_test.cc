@@ -30,9 +30,9 @@ struct Job {
 const std::vector<SimCodec> kNear = {{.name = "faithful", .fidelity = 2, .ratio = 8},
                                      {.name = "lossy", .fidelity = 5, .ratio = 8.3}};
 
-TEST(Uniform, AFasterCodecForAllBucketsTakesOverWhereItWinsBy5Percent) {
-  const Job faster(kNear, [](int c, int, uint64_t) { return c == 2 ? 0.091 : c == 1 ? 0.1 : 0.3; });
-  const Job near(kNear, [](int c, int, uint64_t) { return c == 2 ? 0.097 : c == 1 ? 0.1 : 0.3; });
+TEST(Uniform, AFasterCodecForAllBucketsTakesOverWhereItWinsByHalfTheTolerance) {
+  const Job faster(kNear, [](int c, int, uint64_t) { return c == 2 ? 0.097 : c == 1 ? 0.1 : 0.3; });
+  const Job near(kNear, [](int c, int, uint64_t) { return c == 2 ? 0.098 : c == 1 ? 0.1 : 0.3; });
   const Job slower(kNear, [](int c, int, uint64_t) { return c == 2 ? 0.105 : c == 1 ? 0.1 : 0.3; });
   for (const Job* job : {&faster, &near, &slower}) {
     const Simulation& sim = job->sim;
@@ -50,10 +50,10 @@ TEST(Uniform, AFasterCodecForAllBucketsTakesOverWhereItWinsBy5Percent) {
     EXPECT_TRUE(sim.lines("close").empty()) << "it closes nothing for good";
     EXPECT_EQ(sim.count(0, Action::flush), 0) << "the residual goes from codec to codec";
   }
-  EXPECT_NEAR(faster.sim.gates[0].totals().plan_step_s, 0.091, 1e-12);
+  EXPECT_NEAR(faster.sim.gates[0].totals().plan_step_s, 0.097, 1e-12);
   EXPECT_NEAR(near.sim.gates[0].totals().plan_step_s, 0.1, 1e-12);
   const std::string line = faster.sim.gates[0].explain(1).text;
-  EXPECT_NE(line.find("→ lossy (verified 3.3x)"), std::string::npos) << line;
+  EXPECT_NE(line.find("→ lossy (verified 3.1x)"), std::string::npos) << line;
 }
 
 // Single steps vary by 5 % either way, which is more than half of what is looked for.
@@ -73,12 +73,12 @@ TEST(Uniform, NoiseOfSingleStepsDoesNotDecide) {
 }
 
 // Two of three steps are faster: 16 of 24 pairs, which no sign test takes for decided (p = 0.15).
-TEST(Uniform, WhereThePairsDoNotDecideTheMedianHasToReach5Percent) {
+TEST(Uniform, WhereThePairsDoNotDecideTheMedianHasToReachTheMargin) {
   const Job faster(kNear, [](int c, int, uint64_t t) {
-    return c == 2 ? t % 3 == 0 ? 0.105 : 0.092 : c == 1 ? 0.1 : 0.3;
+    return c == 2 ? t % 3 == 0 ? 0.105 : 0.097 : c == 1 ? 0.1 : 0.3;
   });
   const Job near(kNear, [](int c, int, uint64_t t) {
-    return c == 2 ? t % 3 == 0 ? 0.105 : 0.097 : c == 1 ? 0.1 : 0.3;
+    return c == 2 ? t % 3 == 0 ? 0.105 : 0.098 : c == 1 ? 0.1 : 0.3;
   });
   for (const Job* job : {&faster, &near}) {
     EXPECT_EQ(job->sim.gates[0].step(), 10u + 32 + 64);
@@ -117,7 +117,7 @@ TEST(Uniform, WhatIsPredictedFarOffWhatWasSeenIsNotCompared) {
 }
 
 // A codec with a fixed cost is the fastest in the large bucket only (7.0 against 8.2 ms, and 1.7 against 1.1 ms), so
-// both get a turn: the one that loses more has to win by 5 %, the other only to win.
+// both get a turn: the one that loses more has to win by the margin, the other only to win.
 TEST(Uniform, BothCodecsOfAMixedPlanGetATurn) {
   const std::vector<SimCodec> codecs = {{.name = "faithful", .fidelity = 2, .ratio = 8},
                                         {.name = "lossy", .fidelity = 5, .ratio = 12, .fixed_s = 0.3e-3}};
