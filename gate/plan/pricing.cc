@@ -63,12 +63,20 @@ double Pricing::running_sum_s() const {
   return sum_s;
 }
 
+Decision Pricing::running_decision(size_t bucket, Why why) const {
+  return decision_for(bucket, state_.buckets[bucket].running, Transfers::seen_where_run, why);
+}
+
 Decision Pricing::uniform_decision(size_t bucket, int candidate) const {
+  return decision_for(bucket, candidate, Transfers::modelled, Why::uniform);
+}
+
+Decision Pricing::decision_for(size_t bucket, int candidate, Transfers transfers, Why why) const {
   Decision d;
   d.chosen = candidate;
   d.dense_s = dense_s(bucket);
-  d.consider(candidate, cost(bucket, candidate, Transfers::modelled));
-  d.why = Why::uniform;
+  d.consider(candidate, cost(bucket, candidate, transfers));
+  d.why = why;
   return d;
 }
 

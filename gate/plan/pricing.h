@@ -48,6 +48,8 @@ class Pricing {
   std::vector<UniformPlan> uniform_plans() const;
   /// The sum of what runs, with its transfers as they were seen.
   double running_sum_s() const;
+  /// Staying with the candidate that a bucket runs, with the numbers that were seen of it.
+  Decision running_decision(size_t bucket, Why why) const;
   /// The decision for a bucket of a uniform plan, with its numbers.
   Decision uniform_decision(size_t bucket, int candidate) const;
   /// Seconds of shadow calls in a measuring phase that leaves out what runs.
@@ -58,6 +60,7 @@ class Pricing {
 
   enum class Transfers : uint8_t { modelled, seen_where_run };
 
+  Decision decision_for(size_t bucket, int candidate, Transfers transfers, Why why) const;
   double dense_s(size_t bucket) const;
   CandidateCost cost(size_t bucket, int candidate, Transfers transfers) const;
   double exchange_s(size_t bucket, int candidate, Transfers transfers) const;

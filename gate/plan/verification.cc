@@ -64,8 +64,13 @@ void Planner::after_challenge(const PairedTest& test) {
     return trial == Trial::none && !state_.bring_up ? enter_hold() : compare_next(trial);
   }
   if (test.verdict == Verdict::undecided || trial != Trial::none) {
-    for (BucketState& b : next_.buckets) {
-      if (b.plan != b.running) b.decision.why = test.verdict == Verdict::undecided ? Why::undecided : Why::kept;
+    const Pricing prices = pricing();
+    for (size_t i = 0; i < next_.buckets.size(); ++i) {
+      BucketState& b = next_.buckets[i];
+      if (b.plan == b.running) continue;
+      b.decision.why = test.verdict == Verdict::undecided ? Why::undecided : Why::kept;
+      // What goes on is explained by its own numbers.
+      if (b.running != 0) b.decision = prices.running_decision(i, b.decision.why);
     }
     return trial == Trial::none ? enter_hold() : compare_next(trial);
   }
