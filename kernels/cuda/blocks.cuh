@@ -15,7 +15,7 @@
 
 #include "codecs/cast_fp16.h"
 #include "codecs/codecs.h"
-#include "kernels/cuda/group.cuh"
+#include "kernels/cuda/encode_job.cuh"
 
 namespace gradgate::kernels::cuda {
 namespace {
@@ -268,7 +268,7 @@ __global__ void __launch_bounds__(kBlockThreads) find_greatest(EncodeJob job) {
 // fp16 in one read, where the scale of the step before still holds: the power of two that a vector needs seldom
 // changes. Encodes by *guess and finds the greatest; kAgain: encodes by that, if the scale was another one.
 template <bool kAgain>
-__global__ void __launch_bounds__(kBlockThreads) encode_guessed(EncodeJob job, const uint32_t* guess) {
+__global__ void __launch_bounds__(kBlockThreads, 2) encode_guessed(EncodeJob job, const uint32_t* guess) {
   const auto scale = codecs::Fp16Scale::of(kAgain ? *job.greatest : *guess);
   if (kAgain && scale.stored == codecs::Fp16Scale::of(*guess).stored) return;
   if (blockIdx.x == 0 && threadIdx.x == 0) *reinterpret_cast<uint32_t*>(job.first) = scale.stored;

@@ -2,18 +2,17 @@
 // memory, finds the c-th greatest magnitude and writes what comes first in the order, in ascending index order. One
 // read of the gradient, and with feedback one read and one write of the residual.
 //
-// The search never looks at every element twice: the greatest of every four consecutive elements stay in registers, and
-// a search over those gives a bound that at least c elements reach. Elements that reach it (a few more than c) are
-// listed, and the exact place is found among their keys, which registers hold again. Searches guess where the wanted
-// count lies between two that are known, so that they take a few steps, however many are kept.
+// While x is formed, the greatest of every four neighbours stay in registers, and a search over those gives a bound
+// that at least c elements reach. Then each lane looks through 32 neighbours, which makes a list of the elements that
+// reach it, a few more than c, and the exact place is found among their keys, which registers hold again: where they
+// are few, every warp of a team has all of them, and asks no other. Searches guess where the wanted count lies between
+// two that are known, so that they take a few steps, however many are kept.
 #pragma once
 
-#include "codecs/chunk_topk.h"
 #include "codecs/codecs.h"
 #include "kernels/cuda/blocks.cuh"
+#include "kernels/cuda/chunk_topk_search.cuh"
 #include "kernels/cuda/entries.cuh"
-#include "kernels/cuda/group.cuh"
-#include "kernels/cuda/run_places.cuh"
 
 namespace gradgate::kernels::cuda {
 namespace {
@@ -28,107 +27,30 @@ __host__ __device__ constexpr int team_warps(uint32_t chunk) { return chunk <= 1
 /// Elements that a team forms at once: a chunk, or the group of several short ones.
 __host__ __device__ constexpr uint32_t unit_of(uint32_t chunk) { return chunk > kGroup ? chunk : kGroup; }
 
+/// What a team has in memory: x, and a list of as many indices.
+__host__ __device__ constexpr size_t team_bytes(uint32_t chunk) {
+  return ChunkRoom::bytes(unit_of(chunk)) + unit_of(chunk) * sizeof(uint16_t);
+}
+
 struct ChunkJob : EncodeJob {
   uint32_t c, chunk;
+  size_t k;            ///< entries of the vector
   DType value;         ///< type of the values
   size_t codes_at;     ///< of int8 values in a payload
   std::byte* entries;  ///< where values go: section 0, or room for x in the workspace
   std::byte* spill;    ///< memory of the teams where shared memory is too small for a chunk, else null
 };
 
-__device__ __forceinline__ uint32_t key_of(float x) { return codecs::topk_key(exact::mag(x)); }
-__device__ __forceinline__ unsigned lanes_below() { return (1u << lane_id()) - 1; }
-
-// Threads that work on one chunk. kWarps 1: every warp of the CTA is a team of its own.
-template <int kWarps>
-struct Team {
-  uint32_t* scratch;  ///< 2 * kWarps words of shared memory
-
-  __device__ static unsigned warp() { return kWarps == 1 ? 0 : threadIdx.x / 32; }
-  __device__ static void sync() {
-    if constexpr (kWarps == 1) {
-      __syncwarp();
-    } else {
-      __syncthreads();
-    }
-  }
-  /// Sum over the team's warps of a value that the lanes of each have in common.
-  __device__ uint32_t sum(uint32_t v) const {
-    if constexpr (kWarps > 1) v = warp_sum(of_warp(v)), __syncthreads();
-    return v;
-  }
-  __device__ uint32_t max(uint32_t v) const {
-    if constexpr (kWarps > 1) v = warp_max(of_warp(v)), __syncthreads();
-    return v;
-  }
-
- private:
-  /// Lane w gets the value of warp w, the others 0.
-  __device__ uint32_t of_warp(uint32_t v) const {
-    if (lane_id() == 0) scratch[warp()] = v;
-    __syncthreads();
-    return lane_id() < kWarps ? scratch[lane_id()] : 0;
-  }
-};
-
-// Where the k-th greatest of some keys lies: at least k of them reach `key`, namely `reached`, and where those are more
-// than allowed, fewer than k exceed it.
-struct Threshold {
-  uint32_t key, reached;
-};
-
-inline constexpr uint32_t kUnknown = 0xffffffffu;
-
-// A key that k to `enough` reach, if there is one, between `low`, which is too low ({0, kUnknown} will do), and
-// `above`, which no key reaches. count(t): how many reach t. Gradients crowd below their greatest: from 0, steps down
-// from there double. Between two known counts a step goes to where a straight line has the wanted one; where the step
-// before has moved the same end as the one before it, to the middle.
-template <class Count>
-__device__ __forceinline__ Threshold find_threshold(Threshold low, uint32_t above, uint32_t k, uint32_t enough,
-                                                    const Count& count) {
-  uint32_t high = above, beyond = 0, step = 1u << 22;  // half an octave
-  const float wanted = 0.5f * static_cast<float>(k + enough);
-  while (low.reached > enough && low.key == 0 && high > step) {
-    const uint32_t t = high - step, reached = count(t);
-    if (reached >= k) {
-      low = {t, reached};
-    } else {
-      high = t, beyond = reached;
-      step *= 2;
-    }
-  }
-  bool middle = low.key == 0;
-  int moved = 0;  // the end of the last step: 1 low, -1 high
-  while (low.reached > enough && high - low.key > 1) {
-    uint32_t ahead = (high - low.key) / 2;
-    if (!middle) {
-      const float part = __fdividef(static_cast<float>(low.reached) - wanted, static_cast<float>(low.reached - beyond));
-      ahead = static_cast<uint32_t>(static_cast<float>(high - low.key) * part);
-      ahead = ahead < 1 ? 1 : ahead < high - low.key ? ahead : high - low.key - 1;
-    }
-    const uint32_t t = low.key + ahead, reached = count(t);
-    const int end = reached >= k ? 1 : -1;
-    if (end > 0) {
-      low = {t, reached};
-    } else {
-      high = t, beyond = reached;
-    }
-    middle = low.key == 0 || (!middle && end == moved);
-    moved = end;
-  }
-  return low;
-}
-
 // The greatest of every four neighbours of a chunk that is shorter than a group: two rows of 128, the second perhaps
 // beyond the end.
-__device__ __forceinline__ void find_peaks(const float* x, uint32_t length, uint32_t* peak) {
+__device__ __forceinline__ void find_peaks(const ChunkRoom& x, uint32_t length, uint32_t* peak) {
 #pragma unroll
   for (unsigned j = 0; j < 8; ++j) peak[j] = 0;
 #pragma unroll
   for (unsigned row = 0; row < 2; ++row) {
     const uint32_t i = row * 128 + lane_id() * 4;
     float v[4] = {};
-    if (i < length) load4(x + i, v);
+    if (i < length) load4(x.at(i), v);
 #pragma unroll
     for (unsigned s = 0; s < 4; ++s) {
       if (i + s < length) peak[row] = ::max(peak[row], key_of(v[s]));
@@ -136,155 +58,133 @@ __device__ __forceinline__ void find_peaks(const float* x, uint32_t length, uint
   }
 }
 
-// Indices of the elements whose key reaches `bound`, of at most 4 · kWords rows, in index order; returns how many. No
-// key exceeds that of NaN, so magnitudes may stand for keys here.
-template <unsigned kWords>
-__device__ __forceinline__ uint32_t list_rows(const float* x, uint32_t row_begin, uint32_t row_end, uint32_t length,
-                                              const uint32_t* peak, uint32_t bound, uint16_t* list) {
-  using Places = RunPlaces<kWords>;
-  uint32_t mask = 0;
-#pragma unroll
-  for (unsigned r = 0; r < Places::kRuns; ++r) {
-    const uint32_t i = (row_begin + r) * 128 + lane_id() * 4;
-    // A peak is that of several rows, where there are many.
-    if (peak[r] < bound || row_begin + r >= row_end || i >= length) continue;
-    float v[4];
-    load4(x + i, v);
-    uint32_t four = 0;
-#pragma unroll
-    for (unsigned s = 0; s < 4; ++s) four |= exact::mag(v[s]) >= bound ? 1u << s : 0u;
-    mask |= (four & (1u << ::min(length - i, 4u)) - 1) << (Places::kRunBits * r);
-  }
-  const Places places(mask);
-  places.for_marked(mask, [&](unsigned j, uint32_t to) {
-    list[to] = static_cast<uint16_t>((row_begin + j / 4) * 128 + lane_id() * 4 + j % 4);
-  });
-  return places.total;
-}
-__device__ __forceinline__ uint32_t list_candidates(const float* x, uint32_t row_begin, uint32_t row_end,
-                                                    uint32_t length, const uint32_t* peak, uint32_t bound,
-                                                    uint16_t* list) {
-  if (row_end <= row_begin + 4) return list_rows<1>(x, row_begin, row_end, length, peak, bound, list);
+// Indices of the elements begin … end-1 whose key reaches `bound`, at most that of Inf, by a warp, in index order;
+// returns how many. A lane looks at `each` neighbours, 4 to 32.
+__device__ __forceinline__ uint32_t list_candidates(const ChunkRoom& x, uint32_t begin, uint32_t end, uint32_t each,
+                                                    uint32_t bound, uint16_t* list) {
   uint32_t listed = 0;
-  for (uint32_t row = row_begin; row < row_end; row += 8)
-    listed += list_rows<2>(x, row, row_end, length, peak, bound, list + listed);
+  for (; begin < end; begin += 32 * each) {
+    const uint32_t first = begin + lane_id() * each;
+    uint32_t mask = 0;
+    if (first < end) {
+      const float* const from = x.at(first);
+#pragma unroll
+      for (unsigned four = 0; four < 8; ++four) {
+        if ((four & (four - 1)) == 0 && 4 * four >= each) break;  // each is a power of two
+        float v[4];
+        load4(from + 4 * four, v);
+        mask |= reaching(v, exact::from_bits(bound)) << (4 * four);
+      }
+      if (bound == 0 && end - first < each) mask &= (1u << (end - first)) - 1;  // else zeros behind the end fall short
+    }
+    const uint32_t upto = sum_up_to(__popc(mask));
+    uint16_t* to = list + listed + upto - __popc(mask);
+    listed += __shfl_sync(kFull, upto, 31);
+    for (; mask != 0; mask &= mask - 1) *to++ = static_cast<uint16_t>(first + __ffs(static_cast<int>(mask)) - 1);
+  }
   return listed;
 }
 
-// The keys of a warp's part of the list: the first kHeld of a lane in registers, which hold nearly always all.
-template <unsigned kHeld>
-class ListedKeys {
- public:
-  __device__ ListedKeys(const float* x, const uint16_t* list, uint32_t listed) : x_(x), list_(list), listed_(listed) {
+// A key that k of the chunk's elements reach, and not many more: 0 where there is none, or where the list would be
+// nearly everything anyway. Each warp owns rows_each rows of 128; peak: the greatest keys of its lanes' fours, of rows
+// 0, 8, 16 … in peak[0], and so on.
+template <int kWarps>
+__device__ __forceinline__ uint32_t find_bound(const Team<kWarps>& team, const uint32_t* peak, uint32_t rows_each,
+                                               uint32_t k, uint32_t spacing, uint32_t* above) {
+  uint32_t top[kWarps] = {};  // of a lane of each warp
 #pragma unroll
-    for (unsigned j = 0; j < kHeld; ++j) {
-      if (j * 32 >= listed) break;
-      const uint32_t i = j * 32 + lane_id();
-      held_[j] = i < listed ? key_of(x[list[i]]) : 0;
-    }
-  }
-  /// Calls f(key) for each of the lane's; keys that are 0 may stand for none.
-  template <class F>
-  __device__ __forceinline__ void each(const F& f) const {
+  for (unsigned j = 0; j < 8; ++j) top[0] = ::max(top[0], peak[j]);
+  if constexpr (kWarps > 1) {
+    team.memory->top[threadIdx.x] = top[0];
+    __syncthreads();
 #pragma unroll
-    for (unsigned j = 0; j < kHeld; ++j) {
-      if (j * 32 >= listed_) return;
-      f(held_[j]);
-    }
-    for (uint32_t i = kHeld * 32 + lane_id(); i < listed_; i += 32) f(key_of(x_[list_[i]]));
+    for (int w = 0; w < kWarps; ++w) top[w] = team.memory->top[w * 32 + lane_id()];
   }
-  /// How many of the warp's reach t > 0.
-  __device__ __forceinline__ uint32_t reaching(uint32_t t) const {
-    uint32_t n = 0;
-    each([&](uint32_t key) { n += key >= t; });
-    return warp_sum(n);
-  }
-
- private:
-  const float* x_;
-  const uint16_t* list_;
-  uint32_t listed_, held_[kHeld];
-};
-
-// Values and indices of one chunk's entries; with feedback x of the chosen becomes their residual. Each warp owns
-// rows_each rows of 128; peak: the greatest keys of its lanes' fours, of rows 0, 8, 16 … in peak[0], and so on.
-template <int kWarps, bool kFeedback>
-__device__ void select_chunk(const Team<kWarps>& team, float* x, uint16_t* list, uint32_t length, uint32_t k,
-                             uint32_t rows_each, const uint32_t* peak, const ChunkJob& job, size_t entry,
-                             uint16_t* indices) {
-  const unsigned lane = lane_id(), warp = team.warp();
-  const uint32_t rows = (length + 127) / 128;
-  const uint32_t row_begin = warp * rows_each, row_end = rows < row_begin + rows_each ? rows : row_begin + rows_each;
-
-  uint32_t top = 0;  // of the lane
+  uint32_t greatest = top[0];
 #pragma unroll
-  for (unsigned j = 0; j < 8; ++j) top = ::max(top, peak[j]);
-  const uint32_t above = team.max(warp_max(top)) + 1;
-  Threshold bound{0, kUnknown};
+  for (int w = 1; w < kWarps; ++w) greatest = ::max(greatest, top[w]);
+  *above = warp_max(greatest) + spacing;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) top[w] = looked_at(top[w]);
+
   const uint32_t peaks = (rows_each < 8 ? rows_each : 8) * 32 * kWarps, enough = k + k / 4 + 8;
-  if (k * 4 <= 32 * kWarps && k < length) {  // few: the greatest of each lane will do
-    bound = find_threshold(bound, above, k, enough, [&](uint32_t t) {
-      return team.sum(static_cast<uint32_t>(__popc(__ballot_sync(kFull, top >= t))));
-    });
-  } else if (k * 2 <= peaks && k < length) {  // with fewer peaks the list would be nearly everything anyway
-    bound = find_threshold(bound, above, k, enough, [&](uint32_t t) {
-      uint32_t n = 0;
+  if (k * 4 <= 32 * kWarps) {  // few: the greatest of each lane will do
+    return find_threshold({0, 32 * kWarps}, *above, spacing, kOctave * 3 / 8, k, enough, [&](uint32_t t) {
+             uint32_t mask = 0;
 #pragma unroll
-      for (unsigned j = 0; j < 8; ++j) n += peak[j] >= t;
-      return team.sum(warp_sum(n));
-    });
+             for (int w = 0; w < kWarps; ++w) mask = with_reaching(mask, top[w], t);
+             return warp_sum(__popc(mask));
+           }).key;
   }
+  if (k * 2 > peaks) return 0;
+  uint32_t looked[8];
+#pragma unroll
+  for (unsigned j = 0; j < 8; ++j) looked[j] = looked_at(peak[j]);
+  const uint32_t step = k * 8 > peaks ? kOctave : kOctave / 2;  // many lie further below the greatest
+  return find_threshold({0, 256 * kWarps}, *above, spacing, step, k, enough, [&](uint32_t t) {
+           uint32_t mask = 0;
+#pragma unroll
+           for (unsigned j = 0; j < 8; ++j) mask = with_reaching(mask, looked[j], t);
+           return team.sum(warp_sum(__popc(mask)));
+         }).key;
+}
 
-  // Each warp's part of the list begins where its rows do.
-  uint16_t* const mine = list + row_begin * 128;
-  const uint32_t listed = list_candidates(x, row_begin, row_end, length, peak, bound.key, mine);
-  team.sync();
+// Values and indices of one chunk's entries; with feedback x of the chosen becomes their residual. Keys are multiples
+// of `spacing`, as those of a gradient of few bits are, but that of NaN.
+template <int kWarps, bool kFeedback>
+__device__ void select_chunk(const Team<kWarps>& team, const ChunkRoom& x, uint16_t* list, uint32_t length, uint32_t k,
+                             uint32_t rows_each, const uint32_t* peak, uint32_t spacing, const ChunkJob& job,
+                             size_t entry, uint16_t* indices) {
+  const unsigned lane = lane_id(), warp = team.warp();
+  uint32_t above = 0, bound = 0;
+  if (k < length) bound = ::min(find_bound(team, peak, rows_each, k, spacing, &above), exact::kInfBits);
+
+  // Each warp lists a part of the chunk.
+  const uint32_t part = job.chunk / kWarps, begin = warp * part, each = ::max(::min(part / 32, 32u), 4u);
+  const uint32_t listed = list_candidates(x, begin, ::min(begin + part, length), each, bound, list + begin);
+  const ListedKeys<kWarps> keys(team, x, list, part, listed);
 
   // The c-th greatest of the list, exactly. As a rule there is a key that exactly k reach; else some equal ones are
   // left.
-  const ListedKeys<kWarps == 1 ? 8 : 4> keys(x, mine, listed);
-  bound.reached = team.sum(listed);
-  const Threshold found = find_threshold(bound, above, k, k, [&](uint32_t t) { return team.sum(keys.reaching(t)); });
+  spacing = held(above > exact::kInfBits + spacing ? 1 : spacing);  // Inf and NaN are next to each other
+  const Threshold found = find_threshold({bound, keys.total()}, above, spacing, kOctave / 2, k, k,
+                                         [&](uint32_t t) { return keys.reaching_of_all(t); });
   const bool untied = found.reached == k && found.key > 0;
   const uint32_t last = untied ? found.key - 1 : found.key;  // the greatest key that does not go for certain
-  const uint32_t greater = kWarps == 1 && untied ? k : keys.reaching(last + 1);
-  const uint32_t equal = untied ? 0 : last == 0 ? listed - greater : keys.reaching(last) - greater;
   // Of the equal ones the first in index order are taken; what earlier warps take and write goes before.
-  uint32_t ties = equal, place = 0;
-  if constexpr (kWarps == 1) {
-    ties = k - greater < equal ? k - greater : equal;
-  } else {
-    if (lane == 0) team.scratch[warp] = greater, team.scratch[kWarps + warp] = equal;
+  uint32_t ties = 0, place = 0;
+  if (!untied && keys.whole()) ties = k - keys.reaching(last + 1);
+  if (!keys.whole()) {
+    const uint32_t greater = keys.reaching(last + 1);
+    const uint32_t equal = untied ? 0 : (last == 0 ? keys.size() : keys.reaching(last)) - greater;
+    if (lane == 0) team.memory->greater[warp] = greater, team.memory->equal[warp] = equal;
     __syncthreads();
-    uint32_t left = k;
-    for (int w = 0; w < kWarps; ++w) left -= team.scratch[w];
+    ties = k;
+    for (int w = 0; w < kWarps; ++w) ties -= team.memory->greater[w];
     for (unsigned w = 0; w < warp; ++w) {
-      const uint32_t taken = left < team.scratch[kWarps + w] ? left : team.scratch[kWarps + w];
-      place += team.scratch[w] + taken;
-      left -= taken;
+      const uint32_t taken = ::min(ties, team.memory->equal[w]);
+      place += team.memory->greater[w] + taken;
+      ties -= taken;
     }
-    ties = left < equal ? left : equal;
-    __syncthreads();
   }
-  for (uint32_t base = 0; base < listed; base += 32) {
-    const bool in = base + lane < listed;
-    const uint32_t i = in ? mine[base + lane] : 0;
-    const float v = in ? x[i] : 0.0f;
-    const uint32_t key = key_of(v);
-    const unsigned equals = __ballot_sync(kFull, in && key == last);
-    const uint32_t rank = __popc(equals & lanes_below());
-    const bool chosen = in && (key > last || (key == last && rank < ties));
+  keys.each_row([&](unsigned j, uint32_t key) {
+    bool chosen = key > last;
+    if (!untied) {
+      const bool tied = key == last && j * 32 + lane < keys.size();
+      const unsigned equals = __ballot_sync(kFull, tied);
+      chosen = chosen || (tied && __popc(equals & lanes_below()) < ties);
+      ties -= ::min(static_cast<uint32_t>(__popc(equals)), ties);
+    }
     const unsigned votes = __ballot_sync(kFull, chosen);
-    if (chosen) {
-      const uint32_t to = place + __popc(votes & lanes_below());
+    if (chosen && (!keys.whole() || j % kWarps == warp)) {
+      const uint32_t to = place + __popc(votes & lanes_below()), i = keys.element(j * 32 + lane);
+      const float v = x[i];
       indices[to] = static_cast<uint16_t>(i);
       put_entry(job.entries, job.value, entry + to, v);
       if (kFeedback && exact::is_finite(v)) x[i] = left_of(v, job.value);
     }
-    const uint32_t taken = __popc(equals);
-    ties -= taken < ties ? taken : ties;
     place += __popc(votes);
-  }
+  });
   team.sync();
 }
 
@@ -293,7 +193,7 @@ __device__ __forceinline__ size_t entry_of(const ChunkJob& job, size_t begin) { 
 
 // The sum of all ranks' shards for the elements begin … begin+n-1, into x, in rank order.
 template <int kWarps>
-__device__ void sum_unit(const ChunkJob& job, size_t begin, uint32_t n, float* x) {
+__device__ void sum_unit(const ChunkJob& job, size_t begin, uint32_t n, const ChunkRoom& x) {
   constexpr unsigned kThreads = kWarps * 32;
   const unsigned t = kWarps == 1 ? lane_id() : threadIdx.x;
   const Vector own(job.gradient, job.dtype);
@@ -301,21 +201,26 @@ __device__ void sum_unit(const ChunkJob& job, size_t begin, uint32_t n, float* x
   const size_t entry = entry_of(job, begin);
   const uint32_t whole = n / job.chunk * job.c, rest = n % job.chunk;
   const uint32_t entries = whole + (rest < job.c ? rest : job.c);
+  const auto each_element = [&](const auto& f) {  // f(element, where its x is) for the thread's
+    float* at = x.at(t);
+    for (uint32_t i = t; i < n; i += kThreads, at += ChunkRoom::kRow * kThreads / 128) f(i, at);
+  };
   for (uint32_t i = n + t; i < (n + kGroup - 1) / kGroup * kGroup; i += kThreads) x[i] = 0.0f;  // the last group's rest
   for (unsigned rank = 0; rank < job.ranks; ++rank) {
     if (rank == job.self) {
-      for (uint32_t i = t; i < n; i += kThreads)
-        x[i] = rank == 0 ? own.get(begin + i) : exact::add(x[i], own.get(begin + i));
+      each_element([&](uint32_t i, float* at) {
+        *at = rank == 0 ? own.get(begin + i) : exact::add(*at, own.get(begin + i));
+      });
     } else {
       if (rank == 0) {
-        for (uint32_t i = t; i < n; i += kThreads) x[i] = 0.0f;
+        each_element([](uint32_t, float* at) { *at = 0.0f; });
         Team<kWarps>::sync();
       }
       const std::byte* term = job.terms + rank * job.stride;
       const EntryValues values{term + first, job.value, job.codes_at};
       const uint16_t* indices = reinterpret_cast<const uint16_t*>(term + second) + entry;
       for (uint32_t k = t; k < entries; k += kThreads) {  // places are distinct: their chunks and indices rise
-        float* to = x + k / job.c * job.chunk + indices[k];
+        float* const to = x.at(k / job.c * job.chunk + indices[k]);
         const float d = values[entry + k];
         *to = rank == 0 ? d : exact::add(*to, d);
       }
@@ -324,11 +229,15 @@ __device__ void sum_unit(const ChunkJob& job, size_t begin, uint32_t n, float* x
   }
 }
 
+// CTAs of a processor: as many as registers allow without spilling.
+template <bool kFeedback, int kWarps>
+inline constexpr int kResident = kWarps == 8 ? 2 : kWarps == 1 && kFeedback ? 4 : 5;
+
 template <bool kFeedback, bool kSum, int kWarps>
-__global__ void __launch_bounds__(kWarps == 1 ? kSmallTeams * 32 : kWarps * 32, kWarps == 8 ? 2 : 5)
+__global__ void __launch_bounds__(kWarps == 1 ? kSmallTeams * 32 : kWarps * 32, kResident<kFeedback, kWarps>)
     encode_chunks(ChunkJob job) {
-  extern __shared__ float4 shared[];  // for each team: x, and a list of as many indices
-  __shared__ uint32_t scratch[2 * kWarps];
+  extern __shared__ float4 shared[];
+  __shared__ TeamMemory<kWarps> memory;
   constexpr unsigned kTeams = kWarps == 1 ? kSmallTeams : 1;
   if constexpr (kSum) {
     if (!may_encode(job)) return;
@@ -336,14 +245,16 @@ __global__ void __launch_bounds__(kWarps == 1 ? kSmallTeams * 32 : kWarps * 32, 
   const unsigned team_in_cta = kWarps == 1 ? threadIdx.x / 32 : 0;
   const size_t team_id = size_t{blockIdx.x} * kTeams + team_in_cta, teams = size_t{gridDim.x} * kTeams;
   const uint32_t unit = unit_of(job.chunk);
-  const size_t unit_bytes = size_t{unit} * 6;
-  std::byte* const room = job.spill != nullptr ? job.spill + team_id * unit_bytes
-                                               : reinterpret_cast<std::byte*>(shared) + team_in_cta * unit_bytes;
-  float* const x = reinterpret_cast<float*>(room);
-  uint16_t* const list = reinterpret_cast<uint16_t*>(room + size_t{unit} * 4);
-  const Team<kWarps> team{scratch};
+  std::byte* const room = job.spill != nullptr
+                              ? job.spill + team_id * team_bytes(job.chunk)
+                              : reinterpret_cast<std::byte*>(shared) + team_in_cta * team_bytes(job.chunk);
+  const ChunkRoom x{reinterpret_cast<float*>(room)};
+  uint16_t* const list = reinterpret_cast<uint16_t*>(room + ChunkRoom::bytes(unit));
+  const Team<kWarps> team{&memory};
   const Vector gradient(job.gradient, job.dtype);
   const bool fast_e = four_aligned(job.residual);
+  const bool all_bits = kFeedback || kSum || job.dtype == DType::f32;
+  const uint32_t spacing = all_bits ? 1 : job.dtype == DType::bf16 ? 1u << 16 : 1u << 13;
   const size_t units = job.count / unit + (job.count % unit != 0);
 
   for (size_t at = team_id; at < units; at += teams) {
@@ -356,7 +267,8 @@ __global__ void __launch_bounds__(kWarps == 1 ? kSmallTeams * 32 : kWarps * 32, 
     const uint32_t group_end = groups < group_begin + groups_each ? groups : group_begin + groups_each;
     uint32_t kept = 0;  // a bit for each group of this warp: at most 16
     uint32_t peak[8] = {};
-    for (uint32_t base = group_begin; base < group_end; base += 4) {
+    float* to = x.at(group_begin * kGroup + lane_id() * 4);
+    for (uint32_t base = group_begin; base < group_end; base += 4, to += 8 * ChunkRoom::kRow) {
 #pragma unroll
       for (unsigned j = 0; j < 4; ++j) {
         const uint32_t group = base + j;
@@ -364,35 +276,45 @@ __global__ void __launch_bounds__(kWarps == 1 ? kSmallTeams * 32 : kWarps * 32, 
         const uint32_t from = group * kGroup, size = n - from < kGroup ? n - from : kGroup;
         float v[kPerLane];
         if constexpr (kSum) {
-          load4(x + from + lane_id() * 4, v);
-          load4(x + from + 128 + lane_id() * 4, v + 4);
+          load4(to + 2 * j * ChunkRoom::kRow, v);
+          load4(to + (2 * j + 1) * ChunkRoom::kRow, v + 4);
         } else {
           gradient.load(begin + from, size, v);
         }
         if (form_x<kFeedback>(job.residual + begin + from, size, fast_e, job.flush, v))
           kept |= 1u << (group - group_begin);
-        uint32_t greatest[2] = {};
+        peak[2 * j] = ::max(peak[2 * j], codecs::topk_key(max_mag_of_four(v)));
+        peak[2 * j + 1] = ::max(peak[2 * j + 1], codecs::topk_key(max_mag_of_four(v + 4)));
+        float4* const row = reinterpret_cast<float4*>(to + 2 * j * ChunkRoom::kRow);
+        row[0] = make_float4(v[0], v[1], v[2], v[3]);  // zeros behind the end too
+        row[ChunkRoom::kRow / 4] = make_float4(v[4], v[5], v[6], v[7]);
+      }
+    }
+    uint32_t top = 0;
 #pragma unroll
-        for (unsigned i = 0; i < kPerLane; ++i) greatest[i >> 2] = ::max(greatest[i >> 2], exact::mag(v[i]));
-        if (warp_max(::max(greatest[0], greatest[1])) >= exact::kInfBits)
-          note_non_finite(v, job.payload, job.non_finite);
-        peak[2 * j] = ::max(peak[2 * j], codecs::topk_key(greatest[0]));
-        peak[2 * j + 1] = ::max(peak[2 * j + 1], codecs::topk_key(greatest[1]));
-        store_room(x + from, v);  // zeros behind the end too
+    for (unsigned j = 0; j < 8; ++j) top = ::max(top, peak[j]);
+    if (__any_sync(kFull, top >= exact::kInfBits)) {
+      for (uint32_t group = group_begin; group < group_end; ++group) {
+        const float* const from = x.at(group * kGroup + lane_id() * 4);
+        float v[kPerLane];
+        load4(from, v);
+        load4(from + ChunkRoom::kRow, v + 4);
+        if (__any_sync(kFull, max_mag(v) >= exact::kInfBits)) note_non_finite(v, job.payload, job.non_finite);
       }
     }
     team.sync();
     const size_t entry = entry_of(job, begin);
     uint16_t* const indices = reinterpret_cast<uint16_t*>(job.second) + entry;
     if (job.chunk >= kGroup) {
-      select_chunk<kWarps, kFeedback>(team, x, list, n, n < job.c ? n : job.c, groups_each * 2, peak, job, entry,
-                                      indices);
+      select_chunk<kWarps, kFeedback>(team, x, list, n, n < job.c ? n : job.c, groups_each * 2, peak, spacing, job,
+                                      entry, indices);
     } else {
       for (uint32_t from = 0, to = 0; from < n; from += job.chunk, to += job.c) {
         const uint32_t length = n - from < job.chunk ? n - from : job.chunk;
-        find_peaks(x + from, length, peak);
-        select_chunk<kWarps, kFeedback>(team, x + from, list, length, length < job.c ? length : job.c, 2, peak, job,
-                                        entry + to, indices + to);
+        const ChunkRoom part{x.at(from)};
+        find_peaks(part, length, peak);
+        select_chunk<kWarps, kFeedback>(team, part, list, length, length < job.c ? length : job.c, 2, peak,
+                                        spacing, job, entry + to, indices + to);
       }
     }
     if constexpr (kFeedback) {
@@ -400,13 +322,51 @@ __global__ void __launch_bounds__(kWarps == 1 ? kSmallTeams * 32 : kWarps * 32, 
         if ((kept >> (group - group_begin) & 1) != 0) continue;
         const uint32_t from = group * kGroup, size = n - from < kGroup ? n - from : kGroup;
         float* const e = job.residual + begin + from;
+        const float* const left = x.at(from + lane_id() * 4);
         float v[kPerLane];
-        load4(x + from + lane_id() * 4, v);
-        load4(x + from + 128 + lane_id() * 4, v + 4);
+        load4(left, v);
+        load4(left + ChunkRoom::kRow, v + 4);
         store_residual(e, size, fast_e, v);
       }
     }
     team.sync();
+  }
+}
+
+// int8 values, once all entries are known: of x, a scale for every run of 256 and a code for each. With feedback what a
+// code leaves of x; a zero leaves itself, or stands for a residual that is kept.
+template <bool kFeedback>
+__global__ void __launch_bounds__(kBlockThreads) quantize_entries(ChunkJob job) {
+  if (!may_encode(job)) return;
+  constexpr unsigned kEach = codecs::kScaleRun / 32;
+  const float* const from = reinterpret_cast<const float*>(job.entries);
+  const uint16_t* const index = reinterpret_cast<const uint16_t*>(job.second);
+  const size_t runs = job.k / codecs::kScaleRun + (job.k % codecs::kScaleRun != 0);
+  if (blockIdx.x == 0 && threadIdx.x < job.codes_at - runs * 4) job.first[runs * 4 + threadIdx.x] = std::byte{0};
+  int8_t* const codes = reinterpret_cast<int8_t*>(job.first + job.codes_at);
+  const size_t stride = size_t{gridDim.x} * kBlockWarps;
+  for (size_t run = size_t{blockIdx.x} * kBlockWarps + threadIdx.x / 32; run < runs; run += stride) {
+    const size_t begin = run * codecs::kScaleRun + lane_id();
+    float x[kEach];
+    uint32_t greatest = 0;
+#pragma unroll
+    for (unsigned j = 0; j < kEach; ++j) {
+      x[j] = begin + 32 * j < job.k ? from[begin + 32 * j] : 0.0f;
+      greatest = ::max(greatest, exact::is_finite(x[j]) ? exact::mag(x[j]) : 0u);
+    }
+    const auto encoder = codecs::EntryEncoder::of(warp_max(greatest));
+    if (lane_id() == 0) reinterpret_cast<uint32_t*>(job.first)[run] = encoder.stored;
+#pragma unroll
+    for (unsigned j = 0; j < kEach; ++j) {
+      const size_t i = begin + 32 * j;
+      if (i >= job.k) break;
+      const int32_t code = encoder.entry(x[j]);
+      codes[i] = static_cast<int8_t>(code);
+      if (kFeedback && exact::mag(x[j]) != 0 && exact::is_finite(x[j])) {
+        const size_t at = i / job.c * job.chunk + index[i];
+        job.residual[at] = exact::sub(x[j], codecs::entry_value(encoder.stored, code));
+      }
+    }
   }
 }
 

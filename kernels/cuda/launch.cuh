@@ -5,7 +5,6 @@
 
 #include "codecs/f16.h"
 #include "codecs/layout.h"
-#include "kernels/cuda/entries.cuh"
 #include "kernels/cuda/group.cuh"
 
 namespace gradgate::kernels::cuda {
@@ -17,6 +16,8 @@ inline unsigned padding(size_t bytes) {
 }
 inline size_t groups_of(size_t count) { return count / codecs::kGroup + (count % codecs::kGroup != 0); }
 inline size_t ceil_div(size_t n, size_t by) { return n / by + (n % by != 0); }
+
+inline constexpr size_t kVerdictBytes = 256;  // a verdict's room at the start of a workspace: what follows is aligned
 
 // Calls f with a value of the output's element type.
 template <class F>
@@ -33,20 +34,31 @@ int with_type(DType dtype, F&& f) {
   }
 }
 
+/// Of the current device.
+inline int device_attribute(cudaDeviceAttr attribute) {
+  int device = 0, value = 1;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&value, attribute, device);
+  return value;
+}
+
+/// CTAs of kKernel that fill the device once, or as many as there is work for.
+template <auto kKernel>
+unsigned grid_for(unsigned threads, size_t shared, size_t work) {
+  static const unsigned resident = [=] {
+    const int processors = device_attribute(cudaDevAttrMultiProcessorCount);
+    int per = 1;
+    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per, kKernel, static_cast<int>(threads), shared);
+    return static_cast<unsigned>(processors * (per < 1 ? 1 : per));
+  }();
+  return static_cast<unsigned>(work < resident ? work : resident);
+}
+
 template <auto kKernel, class Job>
 int launch(const Job& job, unsigned threads, size_t shared, size_t ctas, cudaStream_t stream) {
   if (ctas == 0) return cudaSuccess;
   kKernel<<<grid_for<kKernel>(threads, shared, ctas), threads, shared, stream>>>(job);
   return cudaGetLastError();
-}
-
-// The second step of int8 values.
-inline int launch_quantize(QuantizeJob* job, size_t entries, cudaStream_t stream) {
-  job->entries = entries;
-  job->codes_at = codecs::codes_offset(entries);
-  const size_t ctas = ceil_div(ceil_div(entries, codecs::kScaleRun), 8);
-  return job->residual != nullptr ? launch<quantize_entries<true>>(*job, 256, 0, ctas, stream)
-                                  : launch<quantize_entries<false>>(*job, 256, 0, ctas, stream);
 }
 
 }  // namespace

@@ -3,8 +3,7 @@
 
 #include "codecs/codecs.h"
 #include "kernels/cuda/blocks.cuh"
-#include "kernels/cuda/chunk_topk_decode.cuh"
-#include "kernels/cuda/chunk_topk_encode.cuh"
+#include "kernels/cuda/chunk_topk_launch.cuh"
 #include "kernels/cuda/copies.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/plugin.h"
@@ -96,129 +95,19 @@ int encode_none(const EncodeJob& job, cudaStream_t stream) {
   }
 }
 
-// Shared memory of a CTA that holds its teams' chunks; spills where the device has less than that.
-struct ChunkPlan {
-  unsigned threads, teams;
-  size_t team_bytes, shared_bytes;
-  bool spill;
-};
-
-int most_shared() {
-  static const int bytes = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  return bytes;
-}
-
-ChunkPlan chunk_plan(uint32_t chunk) {
-  ChunkPlan plan{};
-  const unsigned warps = static_cast<unsigned>(team_warps(chunk));
-  plan.teams = warps == 1 ? kSmallTeams : 1;
-  plan.threads = plan.teams * warps * 32;
-  plan.team_bytes = size_t{unit_of(chunk)} * 6;
-  plan.shared_bytes = plan.team_bytes * plan.teams;
-  plan.spill = plan.shared_bytes + 1024 > static_cast<size_t>(most_shared());
-  if (plan.spill) plan.shared_bytes = 0;
-  return plan;
-}
-
-// Where chunks are spilled, few CTAs run: each needs its own room in the workspace.
-unsigned spill_ctas() {
-  static const unsigned count = static_cast<unsigned>(device_attribute(cudaDevAttrMultiProcessorCount)) * 2;
-  return count;
-}
-
-constexpr size_t kVerdictBytes = 256;
-using ChunkTopk = codecs::Codec<CodecId::chunk_topk>;
-
-// A verdict, room for spilled chunks, and x of the entries where values are int8.
-size_t chunk_spill_bytes(const CodecSpec& spec) {
-  const ChunkPlan plan = chunk_plan(spec.param1);
-  return plan.spill ? ceil_div(plan.team_bytes * spill_ctas(), 256) * 256 : 0;
-}
-
 size_t workspace_of(const CodecSpec& spec, DType, size_t count) noexcept {
   if (count == 0) return 0;
-  if (spec.id == CodecId::fp16) return kVerdictBytes;
+  if (spec.id == CodecId::fp16) return kVerdictBytes;  // of which the greatest element takes four
   if (spec.id == CodecId::topk) return topk_workspace(spec, count);
   if (spec.id == CodecId::randk) return randk_workspace(spec, count);
-  if (spec.id != CodecId::chunk_topk) return 0;
-  const size_t deferred = spec.value == DType::u8 ? ChunkTopk::entries(spec, count) * sizeof(float) : 0;
-  return kVerdictBytes + chunk_spill_bytes(spec) + deferred;
-}
-
-template <auto kKernel>
-int launch_chunks(const ChunkJob& job, const ChunkPlan& plan, size_t ctas, cudaStream_t stream) {
-  static const cudaError_t raised =
-      cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared() - 1024);
-  if (raised != cudaSuccess) return raised;
-  if (plan.spill) {
-    kKernel<<<static_cast<unsigned>(ctas < spill_ctas() ? ctas : spill_ctas()), plan.threads, 0, stream>>>(job);
-    return cudaGetLastError();
-  }
-  // As many CTAs as fit at once with this much shared memory, which differs from chunk to chunk.
-  static const int processors = device_attribute(cudaDevAttrMultiProcessorCount);
-  int per = 1;
-  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per, kKernel, static_cast<int>(plan.threads), plan.shared_bytes);
-  const size_t resident = static_cast<size_t>(processors) * (per < 1 ? 1 : per);
-  kKernel<<<static_cast<unsigned>(ctas < resident ? ctas : resident), plan.threads, plan.shared_bytes, stream>>>(job);
-  return cudaGetLastError();
-}
-
-template <int kWarps>
-int encode_chunks_as(const ChunkJob& job, const ChunkPlan& plan, size_t ctas, cudaStream_t stream) {
-  if (job.ranks > 0) {
-    return job.residual != nullptr ? launch_chunks<encode_chunks<true, true, kWarps>>(job, plan, ctas, stream)
-                                   : launch_chunks<encode_chunks<false, true, kWarps>>(job, plan, ctas, stream);
-  }
-  return job.residual != nullptr ? launch_chunks<encode_chunks<true, false, kWarps>>(job, plan, ctas, stream)
-                                 : launch_chunks<encode_chunks<false, false, kWarps>>(job, plan, ctas, stream);
-}
-
-int encode_chunks_of(const CodecSpec& spec, const ChunkJob& job, cudaStream_t stream) {
-  const ChunkPlan plan = chunk_plan(job.chunk);
-  const size_t ctas = ceil_div(ceil_div(job.count, unit_of(job.chunk)), plan.teams);
-  const int warps = team_warps(job.chunk);
-  const int status = warps == 1   ? encode_chunks_as<1>(job, plan, ctas, stream)
-                     : warps == 4 ? encode_chunks_as<4>(job, plan, ctas, stream)
-                                  : encode_chunks_as<8>(job, plan, ctas, stream);
-  if (status != cudaSuccess || spec.value != DType::u8) return status;
-  QuantizeJob quantize{};
-  static_cast<EncodeJob&>(quantize) = job;
-  quantize.x = reinterpret_cast<const float*>(job.entries);
-  quantize.section = job.first;
-  quantize.index = reinterpret_cast<const uint16_t*>(job.second);
-  quantize.c = job.c;
-  quantize.chunk = job.chunk;
-  return launch_quantize(&quantize, ChunkTopk::entries(spec, job.count), stream);
-}
-
-// Validates the payloads of a sum or of a decode: *verdict says afterwards whether to go on.
-int validate(const CodecSpec& spec, const codecs::WireHeader& header, const std::byte* payloads, size_t stride,
-             unsigned ranks, unsigned self, size_t indices_at, size_t count, std::byte* workspace,
-             cudaStream_t stream) {
-  ValidateJob job{};
-  job.header = header;
-  job.payloads = payloads;
-  job.stride = stride;
-  job.indices_at = indices_at;
-  job.ranks = ranks;
-  job.self = self;
-  job.count = count;
-  job.entries = codecs::Codec<CodecId::chunk_topk>::entries(spec, count);
-  job.c = spec.param0;
-  job.chunk = spec.param1;
-  job.verdict = reinterpret_cast<uint64_t*>(workspace);
-  const cudaError_t cleared = cudaMemsetAsync(job.verdict, 0xff, sizeof(uint64_t), stream);
-  if (cleared != cudaSuccess) return cleared;
-  const unsigned ctas = grid_for<validate_chunks>(kBlockThreads, 0, ceil_div(job.entries, kBlockThreads * 4) + 1);
-  validate_chunks<<<dim3(ctas, ranks), kBlockThreads, 0, stream>>>(job);
-  return cudaGetLastError();
+  return spec.id == CodecId::chunk_topk ? chunk_topk_workspace(spec, count) : 0;
 }
 
 int encode_call(const EncodeCall& call, Stream handle) noexcept {
   const cudaStream_t stream = stream_of(handle);
   codecs::Sections<std::byte> sections;
   codecs::bind_payload(call.spec, call.dtype, call.count, call.payload, &sections);
-  ChunkJob job{};
+  EncodeJob job{};
   job.header = call.header;
   job.gradient = call.gradient;
   job.dtype = call.dtype;
@@ -243,24 +132,12 @@ int encode_call(const EncodeCall& call, Stream handle) noexcept {
   job.ranks = call.ranks;
   job.self = call.self;
   job.fault = call.fault;
-  job.c = call.spec.param0;
-  job.chunk = call.spec.param1;
-  if (call.spec.id == CodecId::chunk_topk && call.count > 0) {
-    if (chunk_plan(job.chunk).spill) job.spill = call.workspace + kVerdictBytes;
-    job.value = call.spec.value;
-    job.codes_at = codecs::codes_offset(ChunkTopk::entries(call.spec, call.count));
-    job.entries = job.value == DType::u8 ? call.workspace + kVerdictBytes + chunk_spill_bytes(call.spec) : job.first;
-    if (call.ranks > 0) {
-      const int status = validate(call.spec, call.header, call.terms, call.stride, call.ranks, call.self,
-                                  static_cast<size_t>(job.second - job.payload), call.count, call.workspace, stream);
-      if (status != cudaSuccess) return status;
-      job.verdict = reinterpret_cast<uint64_t*>(call.workspace);
-    }
-  }
   job.empty = codecs::Fp16Scale::of(0).stored;
   if (call.spec.id == CodecId::fp16) job.greatest = reinterpret_cast<uint32_t*>(call.workspace);
   if (call.spec.id == CodecId::topk && call.count > 0)
     return encode_topk(call.spec, job, call.threshold, call.workspace, stream);
+  if (call.spec.id == CodecId::chunk_topk && call.count > 0)
+    return encode_chunk_topk(call.spec, job, call.workspace, stream);
   begin_payload<<<1, 32, 0, stream>>>(job);
   const cudaError_t begun = cudaGetLastError();
   if (begun != cudaSuccess || call.count == 0) return begun;
@@ -279,8 +156,6 @@ int encode_call(const EncodeCall& call, Stream handle) noexcept {
       return encode_scaled<codecs::Codec<CodecId::int4>>(call.spec, job, stream);
     case CodecId::onebit:
       return encode_scaled<codecs::Codec<CodecId::onebit>>(call.spec, job, stream);
-    case CodecId::chunk_topk:
-      return encode_chunks_of(call.spec, job, stream);
     case CodecId::randk:
       return encode_randk_call(call.spec, job, call.workspace, stream);
     default:
@@ -315,20 +190,11 @@ int decode_none(const DecodeJob& job, bool add, cudaStream_t stream) {
   }
 }
 
-template <class O>
-int decode_chunks(const ChunkDecodeJob& job, bool add, cudaStream_t stream) {
-  if (add)
-    return launch<add_chunks<O>>(job, kBlockThreads, 0, ceil_div(job.entries, kBlockThreads) + (job.entries == 0),
-                                 stream);
-  return launch<store_chunks<O>>(job, kTileWarps * 32, 0,
-                                 ceil_div(ceil_div(job.count, kTile), kTileWarps) + (job.count == 0), stream);
-}
-
 int decode_call(const DecodeCall& call, Stream handle) noexcept {
   const cudaStream_t stream = stream_of(handle);
   codecs::Sections<const std::byte> sections;
   codecs::bind_payload(call.spec, call.gradient, call.count, call.payload, &sections);
-  ChunkDecodeJob job{};
+  DecodeJob job{};
   job.header = call.header;
   job.payload = call.payload;
   job.first = static_cast<size_t>(sections.first - call.payload);
@@ -362,22 +228,9 @@ int decode_call(const DecodeCall& call, Stream handle) noexcept {
     case CodecId::topk:
       if (call.count == 0) return decode_groups<CastBlock>(job, false, stream);  // a header, and nothing else
       return decode_topk(call, job, static_cast<size_t>(sections.third - call.payload), stream);
-    case CodecId::chunk_topk: {
+    case CodecId::chunk_topk:
       if (call.count == 0) return decode_groups<CastBlock>(job, false, stream);  // a header, and nothing else
-      job.c = call.spec.param0;
-      job.chunk = call.spec.param1;
-      job.entries = ChunkTopk::entries(call.spec, call.count);
-      job.value = call.spec.value;
-      job.codes_at = codecs::codes_offset(job.entries);
-      job.verdict = reinterpret_cast<uint64_t*>(call.workspace);
-      const unsigned ranks = call.ranks > 0 ? call.ranks : 1;
-      const int status = validate(call.spec, call.header, call.payload, call.stride, ranks, ranks, job.second,
-                                  call.count, call.workspace, stream);
-      if (status != cudaSuccess) return status;
-      if (call.ranks > 0)
-        return launch<sum_chunks>(job, kTileWarps * 32, 0, ceil_div(ceil_div(job.count, kTile), kTileWarps), stream);
-      return with_type(call.dtype, [&](auto o) { return decode_chunks<decltype(o)>(job, call.add, stream); });
-    }
+      return decode_chunk_topk(call, job, stream);
     default:
       return cudaErrorNotSupported;
   }
@@ -423,8 +276,9 @@ int check_indices_call(const DecodeCall& call, size_t stride, unsigned ranks, un
   codecs::Sections<const std::byte> sections;
   codecs::bind_payload(call.spec, call.gradient, call.count, call.payload, &sections);
   const int status =
-      chunked ? validate(call.spec, call.header, call.payload, stride, ranks, self,
-                         static_cast<size_t>(sections.second - call.payload), call.count, call.workspace, stream)
+      chunked ? validate_chunks_of(call.spec, call.header, call.payload, stride, ranks, self,
+                                   static_cast<size_t>(sections.second - call.payload), call.count, call.workspace,
+                                   stream)
               : validate_topk_payloads(call, stride, ranks, self, stream);
   if (status != cudaSuccess) return status;
   keep_verdict<<<1, 1, 0, stream>>>(reinterpret_cast<const uint64_t*>(call.workspace), first_rank, call.fault);

@@ -6,13 +6,12 @@
 namespace gradgate::kernels::cuda {
 namespace {
 
-// A run is four neighbours of a lane, and runs of all lanes come one after the other, eight of them (kWords 2) or four
-// (kWords 1). Bit 4 r + s of a lane's mask, with four runs bit 8 r + s, marks element s of its run r.
-template <unsigned kWords>
+// A run is four neighbours of a lane, and runs of all lanes come one after the other, eight of them. Bit 4 r + s of a
+// lane's mask marks element s of its run r.
 struct RunPlaces {
-  static constexpr unsigned kRuns = 4 * kWords, kRunBits = 8 / kWords;
+  static constexpr unsigned kRuns = 8;
 
-  uint32_t before[kWords], all[kWords];  ///< a byte for each run, even ones and odd ones: in lower lanes, in all
+  uint32_t before[2], all[2];  ///< a byte for each run, even ones and odd ones: in lower lanes, in all
   uint32_t total;
 
   __device__ explicit RunPlaces(uint32_t mask) {
@@ -20,14 +19,9 @@ struct RunPlaces {
     two = (two & 0x33333333u) + (two >> 2 & 0x33333333u);
     total = 0;
 #pragma unroll
-    for (unsigned w = 0; w < kWords; ++w) {
+    for (unsigned w = 0; w < 2; ++w) {
       const uint32_t own = two >> (4 * w) & 0x0f0f0f0fu;
-      uint32_t upto = own;
-#pragma unroll
-      for (unsigned step = 1; step < 32; step *= 2) {
-        const uint32_t lower = __shfl_up_sync(kFull, upto, step);
-        upto += lane_id() >= step ? lower : 0;  // at most 128: no byte runs over
-      }
+      const uint32_t upto = sum_up_to(own);  // at most 128: no byte runs over
       before[w] = upto - own;
       all[w] = __shfl_sync(kFull, upto, 31);
       const uint32_t pairs = (all[w] & 0x00ff00ffu) + (all[w] >> 8 & 0x00ff00ffu);
@@ -41,12 +35,12 @@ struct RunPlaces {
     uint32_t runs = 0;  // marked elements of the runs so far
 #pragma unroll
     for (unsigned r = 0; r < kRuns; ++r) {
-      const unsigned w = r % kWords, byte = r / kWords * 8;
-      if ((mask >> (kRunBits * r) & 15u) != 0) {
+      const unsigned w = r % 2, byte = r / 2 * 8;
+      if ((mask >> (4 * r) & 15u) != 0) {
         uint32_t to = runs + (before[w] >> byte & 0xffu);
 #pragma unroll
         for (unsigned s = 0; s < 4; ++s) {
-          if ((mask >> (kRunBits * r + s) & 1u) != 0) f(4 * r + s, to++);
+          if ((mask >> (4 * r + s) & 1u) != 0) f(4 * r + s, to++);
         }
       }
       runs += all[w] >> byte & 0xffu;

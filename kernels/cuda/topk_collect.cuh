@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(kTopkThreads, kFeedback ? 2 : 3) collect(TopkJ
         }
       }
     }
-    const RunPlaces<2> places(mask);
+    const RunPlaces places(mask);
     if (lane_id() == 0) warp_hits[warp] = places.total;
     burst = __syncthreads_or(burst);
     if (threadIdx.x == 0) {

@@ -3,7 +3,7 @@
 //   sample_keys  a sample gives a threshold that somewhat more than all entries reach       (topk_collect.cuh)
 //   collect      everything: x, the residual, a list of the candidates, which reach it
 //   look_first   the keys of the candidates near the last entry's                           (topk_search.cuh)
-//   look_second  how many candidates of each chunk come before the last one
+//   look_second  how many candidates of each tile and chunk lie above the last key, and at it
 //   recollect    nothing
 //   pack         the payload, and the residual of candidates that are not sent              (topk_pack.cuh)
 // Where there are too few candidates or too many, the three in the middle search the vector instead: 13 bits of the
@@ -71,8 +71,7 @@ struct TopkJob : EncodeJob {
   size_t entries, capacity;  ///< of the payload, of the list
   size_t sample_step;        ///< elements from one sampled line to the next
   DType type;                ///< of the values
-  std::byte* entry_values;   ///< where they go: section 1, or room for x in the workspace
-  uint32_t* chunk_of;        ///< null, or (int8 values, feedback) receives the chunk of each entry
+  size_t codes_at;           ///< of int8 values in their section
   uint32_t* carried;         ///< null, or the last key of the step before
   // In the workspace.
   TopkState* state;
@@ -81,7 +80,8 @@ struct TopkJob : EncodeJob {
   Count* tile_base;  ///< where a tile's candidates begin in the list; kDeferred: they are not there
   uint32_t* tile_count;
   Count* tile_ties;                       ///< recollect: what is known of the ties up to a tile
-  uint32_t *chunk_greater, *chunk_equal;  ///< candidates of a chunk above and at the last key
+  uint32_t *tile_greater, *tile_equal;    ///< candidates of a tile above and at the last key
+  uint32_t *chunk_greater, *chunk_equal;  ///< of a chunk
   uint32_t* value;                        ///< the list: bits of x, and places in the chunk
   uint16_t* index;
 };
@@ -216,17 +216,6 @@ __device__ __forceinline__ void store_part(const TopkJob& job, const TilePart& p
   for (unsigned g = 0; g < kRunGroups; ++g) {
     if (part.n(g) != 0 && (kept >> g & 1u) == 0)
       store_residual(job.residual + part.begin + g * codecs::kGroup, part.n(g), fast, left[g]);
-  }
-}
-
-/// Candidates of a tile above and at the last key: for each lane of the warp, those that it has looked at.
-__device__ __forceinline__ void count_tile(const TopkJob& job, size_t tile, uint32_t last, uint32_t* greater,
-                                           uint32_t* equal) {
-  *greater = 0, *equal = 0;
-  const Count base = job.tile_base[tile];
-  for (uint32_t i = lane_id(); i < job.tile_count[tile]; i += 32) {
-    const uint32_t key = codecs::topk_key(job.value[base + i] & exact::kMagMask);
-    *greater += key > last, *equal += key == last;
   }
 }
 

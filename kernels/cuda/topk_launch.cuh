@@ -33,13 +33,12 @@ struct TopkRoom {
     take(&job->tile_base, tiles);
     take(&job->tile_ties, tiles);
     take(&job->tile_count, tiles);
+    take(&job->tile_greater, tiles);
+    take(&job->tile_equal, tiles);
     take(&job->chunk_greater, chunks);
     take(&job->chunk_equal, chunks);
     take(&job->value, job->capacity);
     take(&job->index, job->capacity);
-    const size_t deferred = spec.value == DType::u8 ? job->entries : 0;
-    job->entry_values = job->second;
-    if (deferred > 0) take(&job->entry_values, deferred * sizeof(float)), take(&job->chunk_of, deferred);
   }
 
  private:
@@ -67,18 +66,11 @@ int encode_topk_as(const TopkJob& job, cudaStream_t stream) {
                          launch<look_first<kFeedback>>(job, kThreads, 0, tiles, stream),
                          launch<look_second<kFeedback>>(job, kThreads, 0, tiles, stream),
                          launch<recollect<kFeedback>>(job, kThreads, 0, tiles, stream),
-                         launch<pack<kFeedback>>(job, kThreads, 0, chunks, stream)}) {
+                         job.type == DType::u8 ? launch<pack_int8<kFeedback>>(job, kThreads, 0, chunks, stream)
+                                               : launch<pack<kFeedback>>(job, kThreads, 0, chunks, stream)}) {
     if (each != cudaSuccess) return each;
   }
-  if (job.type != DType::u8) return cudaSuccess;
-  QuantizeJob quantize{};
-  static_cast<EncodeJob&>(quantize) = job;
-  quantize.x = reinterpret_cast<const float*>(job.entry_values);
-  quantize.section = job.second;
-  quantize.index = reinterpret_cast<const uint16_t*>(job.third);
-  quantize.chunk_of = job.chunk_of;
-  quantize.chunk = kTopkChunk;
-  return launch_quantize(&quantize, job.entries, stream);
+  return cudaSuccess;
 }
 
 inline int encode_topk(const CodecSpec& spec, const EncodeJob& encode, uint32_t* carried, std::byte* workspace,
@@ -90,6 +82,7 @@ inline int encode_topk(const CodecSpec& spec, const EncodeJob& encode, uint32_t*
   const cudaError_t cleared = cudaMemsetAsync(workspace, 0, room.zero_bytes, stream);
   if (cleared != cudaSuccess) return cleared;
   job.type = spec.value;
+  job.codes_at = codecs::codes_offset(job.entries);
   return job.residual == nullptr ? encode_topk_as<false>(job, stream) : encode_topk_as<true>(job, stream);
 }
 

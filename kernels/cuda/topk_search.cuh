@@ -118,10 +118,17 @@ __global__ void __launch_bounds__(kTopkThreads) look_second(TopkJob job) {
       __syncthreads();
       const size_t tile = chunk * kChunkTiles + threadIdx.x / 32;
       if (tile < tiles) {
-        uint32_t greater, equal;
-        count_tile(job, tile, last, &greater, &equal);
+        const Count base = job.tile_base[tile];
+        uint32_t greater = 0, equal = 0;
+        for (uint32_t i = lane_id(); i < job.tile_count[tile]; i += 32) {
+          const uint32_t key = codecs::topk_key(job.value[base + i] & exact::kMagMask);
+          greater += key > last, equal += key == last;
+        }
         greater = warp_sum(greater), equal = warp_sum(equal);
-        if (lane_id() == 0) atomicAdd(bins, greater), atomicAdd(bins + 1, equal);
+        if (lane_id() == 0) {
+          job.tile_greater[tile] = greater, job.tile_equal[tile] = equal;
+          atomicAdd(bins, greater), atomicAdd(bins + 1, equal);
+        }
       }
       __syncthreads();
       if (threadIdx.x == 0) job.chunk_greater[chunk] = bins[0], job.chunk_equal[chunk] = bins[1];
@@ -224,7 +231,7 @@ __global__ void __launch_bounds__(kTopkThreads) recollect(TopkJob job) {
         equal |= (key == last && element(lane_id(), j) < part.n(g) ? 1u : 0u) << (g * kPerLane + j);
       }
     }
-    const RunPlaces<2> tie_places(equal);
+    const RunPlaces tie_places(equal);
     if (lane_id() == 0) warp_ties[warp] = tie_places.total;
     __syncthreads();
     if (warp == 0) {
@@ -234,14 +241,15 @@ __global__ void __launch_bounds__(kTopkThreads) recollect(TopkJob job) {
     __syncthreads();
     const Count tie = before + sum_of_warps(warp_ties, warp);
     tie_places.for_marked(equal, [&](unsigned j, uint32_t to) { mask |= (tie + to < ties ? 1u : 0u) << j; });
-    const RunPlaces<2> places(mask);
+    const RunPlaces places(mask);
     if (lane_id() == 0) warp_hits[warp] = places.total;
     __syncthreads();
     if (threadIdx.x == 0) {
       const uint32_t hits = sum_of_warps(warp_hits, kTopkWarps);
       base = claim(job, hits);
       job.tile_base[tile] = base;
-      job.tile_count[tile] = hits;
+      job.tile_count[tile] = job.tile_greater[tile] = hits;
+      job.tile_equal[tile] = 0;
       if (hits != 0) atomicAdd(job.chunk_greater + tile / kChunkTiles, hits);
     }
     __syncthreads();

@@ -132,7 +132,7 @@ TEST_F(DeviceTopk, TheSampleIsMisled) {
     for (size_t i = 0; i < kLong; ++i)
       x[i] = seen[i] == large_in_sample ? 1.0f + static_cast<float>(i)
                                         : std::bit_cast<float>(0x34000000u + static_cast<uint32_t>(i % 5000));
-    for (const char* text : {"topk:0.01", "topk:0.2:bf16", "topk:0.4"})
+    for (const char* text : {"topk:0.01", "topk:0.2:bf16", "topk:0.4:int8"})
       expect_exact(text, x, large_in_sample ? "too high" : "too low");
   }
 }
@@ -153,6 +153,7 @@ TEST_F(DeviceTopk, SumsThatOverflow) {
     expect_equal("topk:0.01", g, e, false, {0, 0x3f800000u});
     expect_equal("topk:0.00005", g, e, false, {0, 0x3f800000u});
     expect_equal("topk:0.01:bf16", g, e, true, {0});
+    expect_equal("topk:0.01:int8", g, e, true, {0});
   }
 }
 
@@ -167,7 +168,7 @@ TEST_F(DeviceTopk, ZeroGroupsKeepTheirResidual) {
         e[i] = 100.0f;  // large residuals that may not be sent
       }
     }
-    for (const char* text : {"topk:0.01", "topk:0.7:bf16", "topk:1"}) {
+    for (const char* text : {"topk:0.01", "topk:0.7:bf16", "topk:0.7:int8", "topk:1"}) {
       for (const bool flush : {false, true}) expect_equal(text, g, e, flush, {0, 0x7f000000u});
     }
   }

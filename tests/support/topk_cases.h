@@ -22,7 +22,7 @@ struct TopkCase {
 
 inline std::vector<TopkCase> topk_all_equal() {
   std::vector<TopkCase> cases;
-  for (const char* spec : {"topk:0.01", "topk:0.4"}) {
+  for (const char* spec : {"topk:0.01", "topk:0.4", "topk:0.2:int8"}) {
     cases.push_back({spec, std::vector<float>(kLong, 0.25f), "all equal"});
     cases.push_back({spec, std::vector<float>(kLong, -0.0f), "all zero"});
   }
@@ -34,7 +34,7 @@ inline std::vector<TopkCase> topk_sorted() {
   for (size_t i = 0; i < kLong; ++i) x[i] = static_cast<float>(i + 1) * (i % 2 == 0 ? 1.0f : -1.0f);
   const std::vector<float> y(x.rbegin(), x.rend());
   std::vector<TopkCase> cases;
-  for (const char* spec : {"topk:0.01", "topk:0.2:bf16"}) {
+  for (const char* spec : {"topk:0.01", "topk:0.2:bf16", "topk:0.2:int8"}) {
     cases.push_back({spec, x, "ascending"});
     cases.push_back({spec, y, "descending"});
   }
@@ -47,7 +47,7 @@ inline std::vector<TopkCase> topk_spikes() {
   std::vector<TopkCase> cases = {{"topk:0.01", x, "one spike: the zeros of the lowest indices fill up"}};
   for (size_t i = 100; i < kLong; i += 1000) x[i] = static_cast<float>(i);
   cases.push_back({"topk:0.0005", x, "few non-zeros"});
-  cases.push_back({"topk:0.01", x, "fewer non-zeros than entries"});
+  for (const char* spec : {"topk:0.01", "topk:0.01:int8"}) cases.push_back({spec, x, "fewer non-zeros than entries"});
   return cases;
 }
 
@@ -67,6 +67,7 @@ inline std::vector<TopkCase> topk_non_finite() {
   return {{"topk:0.01", x, "some of each"},
           {"topk:0.0005", x, "more NaN than entries"},
           {"topk:0.0025", x, "more NaN and Inf than entries"},
+          {"topk:0.004:int8", x, "some of each as codes"},
           {"topk:0.01", std::vector<float>(kLong, std::bit_cast<float>(0xffc00001u)), "nothing but NaN"},
           {"topk:0.01:bf16", std::vector<float>(kLong, -INFINITY), "nothing but Inf"}};
 }

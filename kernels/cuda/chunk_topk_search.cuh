@@ -1,0 +1,219 @@
+// What chunk-topk's choice is made of: teams of warps, the search for a key that a wanted number of others reach, and
+// the keys that are looked through, in registers.
+#pragma once
+
+#include "codecs/chunk_topk.h"
+#include "kernels/cuda/group.cuh"
+
+namespace gradgate::kernels::cuda {
+namespace {
+
+__device__ __forceinline__ uint32_t key_of(float x) { return codecs::topk_key(exact::mag(x)); }
+__device__ __forceinline__ unsigned lanes_below() { return (1u << lane_id()) - 1; }
+
+/// A key as it is looked at again and again: its complement, in a register.
+__device__ __forceinline__ uint32_t looked_at(uint32_t key) { return held(~key); }
+/// `mask` moved up by a bit, which says whether the key of looked_at reaches t: the sign of their difference.
+__device__ __forceinline__ uint32_t with_reaching(uint32_t mask, uint32_t key, uint32_t t) {
+  return __funnelshift_l(t + key, mask, 1);
+}
+/// Which of four values reach `bound` in magnitude, a finite number or Inf: a bit for each. NaN does.
+__device__ __forceinline__ uint32_t reaching(const float* x, float bound) {
+  uint32_t four = 0;
+  asm("{\n .reg .pred p<4>;\n .reg .f32 m<4>;\n"
+      " abs.f32 m0, %1;\n abs.f32 m1, %2;\n abs.f32 m2, %3;\n abs.f32 m3, %4;\n"
+      " setp.geu.f32 p0, m0, %5;\n setp.geu.f32 p1, m1, %5;\n setp.geu.f32 p2, m2, %5;\n setp.geu.f32 p3, m3, %5;\n"
+      " @p0 or.b32 %0, %0, 1;\n @p1 or.b32 %0, %0, 2;\n @p2 or.b32 %0, %0, 4;\n @p3 or.b32 %0, %0, 8;\n}"
+      : "+r"(four)
+      : "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "f"(bound));
+  return four;
+}
+
+// A chunk in shared memory (or where it is spilled). Four places stay free after every 32, so that lanes may look at 32
+// neighbours each, 16 bytes at a time, without bank conflicts.
+struct ChunkRoom {
+  static constexpr uint32_t kRow = 128 / 32 * 36;  ///< places of 128 elements
+  float* first;
+
+  __host__ __device__ static constexpr size_t bytes(uint32_t elements) { return elements / 32 * 36 * sizeof(float); }
+  __device__ __forceinline__ float* at(uint32_t i) const { return first + i + i / 32 * 4; }
+  __device__ __forceinline__ float& operator[](uint32_t i) const { return *at(i); }
+};
+
+// Shared memory by which warps of a team tell each other something. Each of it is written once a chunk, or between
+// barriers.
+template <int kWarps>
+struct TeamMemory {
+  uint32_t top[kWarps * 32];  ///< of each lane
+  uint32_t listed[kWarps], greater[kWarps], equal[kWarps], term[kWarps];
+};
+
+// Threads that work on one chunk. kWarps 1: every warp of the CTA is a team of its own.
+template <int kWarps>
+struct Team {
+  TeamMemory<kWarps>* memory;
+
+  __device__ static unsigned warp() { return kWarps == 1 ? 0 : threadIdx.x / 32; }
+  __device__ static void sync() {
+    if constexpr (kWarps == 1) {
+      __syncwarp();
+    } else {
+      __syncthreads();
+    }
+  }
+  /// Sum over the team's warps of a value that the lanes of each have in common.
+  __device__ uint32_t sum(uint32_t v) const {
+    if constexpr (kWarps > 1) {
+      if (lane_id() == 0) memory->term[warp()] = v;
+      __syncthreads();
+      v = warp_sum(lane_id() < kWarps ? memory->term[lane_id()] : 0);
+      __syncthreads();
+    }
+    return v;
+  }
+};
+
+// Where the k-th greatest of some keys lies: at least k of them reach `key`, namely `reached`, and where those are more
+// than allowed, fewer than k exceed it.
+struct Threshold {
+  uint32_t key, reached;
+};
+
+inline constexpr uint32_t kOctave = 1u << 23;
+
+__device__ __forceinline__ float root_of(uint32_t count) {
+  float root;
+  asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(static_cast<float>(count)));
+  return root;
+}
+
+// A key that k to `enough` reach, if there is one, between `low`, which k reach ({0, all} will do), and `above`, which
+// none reaches. Keys are multiples of `spacing`, a power of two. count(t): how many reach t.
+//
+// Gradients crowd below their greatest: from 0, steps down from there double after the first one. Between two known
+// counts a step goes to where the wanted one would be if their roots lay on a straight line, as those of a bell's tail
+// nearly do; every fourth goes to the middle.
+template <class Count>
+__device__ __forceinline__ Threshold find_threshold(Threshold low, uint32_t above, uint32_t spacing, uint32_t step,
+                                                    uint32_t k, uint32_t enough, const Count& count) {
+  uint32_t high = above, beyond = 0;
+  for (uint32_t next = kOctave / 2; low.reached > enough && low.key == 0 && high > step;) {
+    const uint32_t t = high - step, reached = count(t);
+    if (reached >= k) {
+      low = {t, reached};
+    } else {
+      high = t, beyond = reached;
+      step = next, next *= 2;
+    }
+  }
+  if (low.reached <= enough) return low;
+  const float wanted = root_of((k + enough) / 2);
+  float low_root = root_of(low.reached), high_root = root_of(beyond);
+  for (unsigned steps = 1; low.reached > enough && high - low.key > spacing; ++steps) {
+    const uint32_t gap = high - low.key;
+    const float part = steps % 4 == 0 ? 0.5f : __fdividef(low_root - wanted, low_root - high_root);
+    const uint32_t ahead = static_cast<uint32_t>(static_cast<float>(gap) * part) & ~(spacing - 1);
+    const uint32_t t = low.key + ::min(::max(ahead, spacing), gap - spacing), reached = count(t);
+    if (reached >= k) {
+      low = {t, reached}, low_root = root_of(reached);
+    } else {
+      high = t, high_root = root_of(reached);
+    }
+  }
+  return low;
+}
+
+// The keys of a chunk's list, which lies in a part for each warp, `stride` apart. Where they are few, every warp has
+// all of them; else each has its own. The first of a lane are in registers, which hold nearly always all.
+template <int kWarps>
+class ListedKeys {
+ public:
+  static constexpr unsigned kHeld = kWarps == 1 ? 8 : 4;
+
+  /// listed: by this warp, whose part of the list is whole when all come here.
+  __device__ ListedKeys(const Team<kWarps>& team, const ChunkRoom& x, const uint16_t* list, uint32_t stride,
+                        uint32_t listed)
+      : team_(team), x_(x), list_(list), stride_(stride), total_(listed), size_(listed) {
+    if constexpr (kWarps > 1) {
+      if (lane_id() == 0) team.memory->listed[team.warp()] = listed;
+      __syncthreads();
+      total_ = 0;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) {
+        start_[w] = total_, shift_[w] = w * stride - total_;
+        total_ += team.memory->listed[w];
+      }
+      if (whole()) size_ = total_;
+    } else {
+      __syncwarp();
+    }
+#pragma unroll
+    for (unsigned j = 0; j < kHeld; ++j) {
+      if (in_doubt(j) && j * 32 >= size_) break;
+      const uint32_t i = j * 32 + lane_id();
+      key_[j] = looked_at(i < size_ ? key(i) : 0);
+    }
+    // Where residuals take the place of x, nobody may still be reading the others' parts.
+    if (kWarps > 1 && whole()) __syncthreads();
+  }
+
+  /// Of the team; of the warp's keys.
+  __device__ uint32_t total() const { return total_; }
+  __device__ uint32_t size() const { return size_; }
+  /// Whether every warp has all keys.
+  __device__ bool whole() const { return kWarps == 1 || total_ <= kHeld * 32; }
+
+  /// How many of the warp's keys reach t > 0.
+  __device__ __forceinline__ uint32_t reaching(uint32_t t) const {
+    uint32_t mask = 0;
+#pragma unroll
+    for (unsigned j = 0; j < kHeld; ++j) {
+      if (in_doubt(j) && j * 32 >= size_) return warp_sum(__popc(mask));
+      mask = with_reaching(mask, key_[j], t);
+    }
+    uint32_t n = __popc(mask);
+    for (uint32_t i = kHeld * 32 + lane_id(); i < size_; i += 32) n += key(i) >= t;
+    return warp_sum(n);
+  }
+  /// How many of the team's.
+  __device__ __forceinline__ uint32_t reaching_of_all(uint32_t t) const {
+    return whole() ? reaching(t) : team_.sum(reaching(t));
+  }
+
+  /// f(j, key) for the lane's key in every row j of 32; where there is none in the last row, it is 0.
+  template <class F>
+  __device__ __forceinline__ void each_row(const F& f) const {
+#pragma unroll
+    for (unsigned j = 0; j < kHeld; ++j) {
+      if (j * 32 >= size_) return;
+      f(j, ~key_[j]);
+    }
+    for (unsigned j = kHeld; j * 32 < size_; ++j) f(j, j * 32 + lane_id() < size_ ? key(j * 32 + lane_id()) : 0);
+  }
+  /// Element of the chunk that the warp's key i belongs to.
+  __device__ __forceinline__ uint32_t element(uint32_t i) const {
+    if constexpr (kWarps == 1) return list_[i];
+    uint32_t at = team_.warp() * stride_ + i;
+    if (whole()) {
+      at = i;
+#pragma unroll
+      for (int w = 1; w < kWarps; ++w) at = i >= start_[w] ? i + shift_[w] : at;
+    }
+    return list_[at];
+  }
+
+ private:
+  /// Rows to look at before: 1, 2 and 4. Between them keys that are 0 do no harm.
+  __device__ static constexpr bool in_doubt(unsigned j) { return j > 0 && (j & (j - 1)) == 0; }
+  __device__ __forceinline__ uint32_t key(uint32_t i) const { return key_of(x_[element(i)]); }
+
+  const Team<kWarps>& team_;
+  ChunkRoom x_;
+  const uint16_t* list_;
+  uint32_t stride_, total_, size_;
+  uint32_t key_[kHeld];                     // as they are looked at
+  uint32_t start_[kWarps], shift_[kWarps];  // of a warp's keys among all, and from there to their place in the list
+};
+
+}  // namespace
+}  // namespace gradgate::kernels::cuda
