@@ -235,14 +235,14 @@ __global__ void __launch_bounds__(kBlockThreads, kSum ? 1 : 2) encode_means(Enco
       uint32_t* const out = reinterpret_cast<uint32_t*>(job.second) + group * (codecs::kGroup / 32);
 #pragma unroll
       for (unsigned run = 0; run < 2; ++run) {
-        uint32_t word = 0;
+        uint32_t four = 0;
 #pragma unroll
-        for (unsigned j = 0; j < 4; ++j) {
+        for (int j = 3; j >= 0; --j) {
           float& v = x[part][run * 4 + j];
-          const int32_t code = coded ? encoder.code(v) : 0;
-          word |= static_cast<uint32_t>(code) << (lane % 8 * 4 + j);
-          if constexpr (kFeedback) v = exact::sub(v, decoder.value(code));
+          four = __funnelshift_l(exact::bits(v), four, 1);  // the code of v is its sign
+          if constexpr (kFeedback) v = exact::sub(v, decoder.value(coded ? encoder.code(v) : 0));
         }
+        uint32_t word = coded ? four << (lane % 8 * 4) : 0;
         word |= __shfl_xor_sync(kFull, word, 1);
         word |= __shfl_xor_sync(kFull, word, 2);
         word |= __shfl_xor_sync(kFull, word, 4);
