@@ -124,10 +124,14 @@ __device__ __forceinline__ void store4(codecs::F16* p, const codecs::F16* v) {
   __stwb(reinterpret_cast<uint2*>(p), make_uint2(v[0].bits | static_cast<uint32_t>(v[1].bits) << 16,
                                                  v[2].bits | static_cast<uint32_t>(v[3].bits) << 16));
 }
+/// The low bytes of four codes, the first lowest.
+__device__ __forceinline__ uint32_t low_bytes(const int32_t* code) {
+  const uint32_t low = __byte_perm(code[0], code[1], 0x0040), high = __byte_perm(code[2], code[3], 0x0040);
+  return __byte_perm(low, high, 0x5410);
+}
 template <class C>
 __device__ __forceinline__ void store4_bytes(C* p, const int32_t* code) {
-  __stwb(reinterpret_cast<uint32_t*>(p),
-         (code[0] & 0xffu) | (code[1] & 0xffu) << 8 | (code[2] & 0xffu) << 16 | static_cast<uint32_t>(code[3]) << 24);
+  __stwb(reinterpret_cast<uint32_t*>(p), low_bytes(code));
 }
 
 /// Whether runs of four elements at p can be moved at once.

@@ -124,9 +124,7 @@ struct ScaledBlock {
       static_assert(F::kBits == 4);  // byte j of a block has the codes j and j + 64, which is 16 lanes further
 #pragma unroll
       for (unsigned half = 0; half < 2; ++half) {
-        uint32_t word = 0;
-#pragma unroll
-        for (unsigned j = 0; j < 4; ++j) word |= (static_cast<uint32_t>(code[half * 4 + j]) & 15u) << (8 * j);
+        const uint32_t word = low_bytes(code + half * 4) & 0x0f0f0f0fu;
         const uint32_t upper = __shfl_down_sync(kFull, word, 16);
         if (lane < 16 && half * F::kBlock < n)
           __stwb(reinterpret_cast<uint32_t*>(out + half * 64 + lane * 4), word | upper << 4);
