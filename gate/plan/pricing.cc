@@ -50,8 +50,9 @@ std::vector<UniformPlan> Pricing::uniform_plans() const {
     }
     if (!plan.buckets.empty() && std::isfinite(plan.sum_s)) plans.push_back(std::move(plan));
   }
-  std::stable_sort(plans.begin(), plans.end(),
-                   [](const UniformPlan& a, const UniformPlan& b) { return a.sum_s < b.sum_s; });
+  std::sort(plans.begin(), plans.end(), [](const UniformPlan& a, const UniformPlan& b) {
+    return a.sum_s != b.sum_s ? a.sum_s < b.sum_s : a.candidate < b.candidate;
+  });
   return plans;
 }
 
