@@ -180,9 +180,13 @@ uint64_t encode_topk(const Loops& table, const EncodeJob& encode, size_t count, 
     guess = first + (1 << 16);  // what a sample takes too many
   }
   for (size_t i = 0; i < plan.tasks; ++i) plan.task[i].threshold = first;
-  for_each(executor, plan, [&](TopkTask& task) { loops.collect(job, &task); });
-  size_t found = 0;
-  for (size_t i = 0; i < plan.tasks; ++i) found += plan.task[i].count;
+  const auto collect = [&] {
+    for_each(executor, plan, [&](TopkTask& task) { loops.collect(job, &task); });
+    size_t found = 0;
+    for (size_t i = 0; i < plan.tasks; ++i) found += plan.task[i].count;
+    return found;
+  };
+  size_t found = collect();
   if (found < job.entries) {
     // The threshold was too high: once more, without one. No buffer can have filled up.
     job.again = encode.residual != nullptr;
@@ -194,9 +198,7 @@ uint64_t encode_topk(const Loops& table, const EncodeJob& encode, size_t count, 
       task.non_finite = 0;
       task.threshold = first = 0;
     }
-    for_each(executor, plan, [&](TopkTask& task) { loops.collect(job, &task); });
-    found = 0;
-    for (size_t i = 0; i < plan.tasks; ++i) found += plan.task[i].count;
+    found = collect();
   }
   size_t above = 0;
   job.last_key = last_key(loops, job, plan, first, found, guess, &above);

@@ -8,6 +8,7 @@
 #include "kernels/cpu/loops/scaled.h"
 #include "kernels/cpu/loops/topk.h"
 #include "kernels/cpu/loops/vector_topk.h"
+#include "kernels/cpu/loops/vector_topk_decode.h"
 
 namespace gradgate::kernels::cpu {
 namespace {
