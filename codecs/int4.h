@@ -34,6 +34,8 @@ struct Rotation {
   }
 };
 struct Unrotation {
+  static constexpr float kEven = 0x1p-7f;  ///< a rotation and its reverse make a block 128 times as great
+
   float after;
 
   /// Of the stored scale.
@@ -42,7 +44,7 @@ struct Unrotation {
     return {!marked ? 1.0f : below_one ? 0x1p-64f : 0x1p64f};
   }
   GRADGATE_HD float out(float z, uint32_t sign) const {
-    const uint32_t d = exact::bits(exact::mul(exact::mul(z, 0x1p-7f), after));
+    const uint32_t d = exact::bits(exact::mul(exact::mul(z, kEven), after));
     const uint32_t limited = after > 1.0f && (d & exact::kMagMask) == exact::kInfBits ? d - 1 : d;
     return exact::from_bits(limited ^ sign);
   }

@@ -141,8 +141,7 @@ __device__ __forceinline__ void store_tile(const Vector& out, size_t begin, uint
                                            const float* tile) {
   for (uint32_t i = 0; i < n; i += codecs::kGroup) {
     float v[kPerLane];
-    load4(tile + i + lane_id() * 4, v);
-    load4(tile + i + 128 + lane_id() * 4, v + 4);
+    load_room(tile + i, v);
 #pragma unroll
     for (unsigned j = 0; j < kPerLane; ++j) v[j] = exact::mul(v[j], scale);
     out.store(begin + i, n - i < codecs::kGroup ? n - i : codecs::kGroup, v);

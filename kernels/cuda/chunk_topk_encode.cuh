@@ -109,24 +109,26 @@ __device__ __forceinline__ uint32_t find_bound(const Team<kWarps>& team, const u
 
   const uint32_t peaks = (rows_each < 8 ? rows_each : 8) * 32 * kWarps, enough = k + k / 4 + 8;
   if (k * 4 <= 32 * kWarps) {  // few: the greatest of each lane will do
-    return find_threshold({0, 32 * kWarps}, *above, spacing, kOctave * 3 / 8, k, enough, [&](uint32_t t) {
-             uint32_t mask = 0;
+    const auto reaching = [&](uint32_t t) {
+      uint32_t mask = 0;
 #pragma unroll
-             for (int w = 0; w < kWarps; ++w) mask = with_reaching(mask, top[w], t);
-             return warp_sum(__popc(mask));
-           }).key;
+      for (int w = 0; w < kWarps; ++w) mask = with_reaching(mask, top[w], t);
+      return warp_sum(__popc(mask));
+    };
+    return find_threshold({0, 32 * kWarps}, *above, spacing, kOctave * 3 / 8, k, enough, reaching).key;
   }
   if (k * 2 > peaks) return 0;
   uint32_t looked[8];
 #pragma unroll
   for (unsigned j = 0; j < 8; ++j) looked[j] = looked_at(peak[j]);
-  const uint32_t step = k * 8 > peaks ? kOctave : kOctave / 2;  // many lie further below the greatest
-  return find_threshold({0, 256 * kWarps}, *above, spacing, step, k, enough, [&](uint32_t t) {
-           uint32_t mask = 0;
+  const auto reaching = [&](uint32_t t) {
+    uint32_t mask = 0;
 #pragma unroll
-           for (unsigned j = 0; j < 8; ++j) mask = with_reaching(mask, looked[j], t);
-           return team.sum(warp_sum(__popc(mask)));
-         }).key;
+    for (unsigned j = 0; j < 8; ++j) mask = with_reaching(mask, looked[j], t);
+    return team.sum(warp_sum(__popc(mask)));
+  };
+  const uint32_t step = k * 8 > peaks ? kOctave : kOctave / 2;  // many lie further below the greatest
+  return find_threshold({0, 256 * kWarps}, *above, spacing, step, k, enough, reaching).key;
 }
 
 // Values and indices of one chunk's entries; with feedback x of the chosen becomes their residual. Keys are multiples
@@ -208,9 +210,8 @@ __device__ void sum_unit(const ChunkJob& job, size_t begin, uint32_t n, const Ch
   for (uint32_t i = n + t; i < (n + kGroup - 1) / kGroup * kGroup; i += kThreads) x[i] = 0.0f;  // the last group's rest
   for (unsigned rank = 0; rank < job.ranks; ++rank) {
     if (rank == job.self) {
-      each_element([&](uint32_t i, float* at) {
-        *at = rank == 0 ? own.get(begin + i) : exact::add(*at, own.get(begin + i));
-      });
+      each_element(
+          [&](uint32_t i, float* at) { *at = rank == 0 ? own.get(begin + i) : exact::add(*at, own.get(begin + i)); });
     } else {
       if (rank == 0) {
         each_element([](uint32_t, float* at) { *at = 0.0f; });
@@ -231,7 +232,9 @@ __device__ void sum_unit(const ChunkJob& job, size_t begin, uint32_t n, const Ch
 
 // CTAs of a processor: as many as registers allow without spilling.
 template <bool kFeedback, int kWarps>
-inline constexpr int kResident = kWarps == 8 ? 2 : kWarps == 1 && kFeedback ? 4 : 5;
+inline constexpr int kResident = kWarps == 8                ? 2
+                                 : kWarps == 1 && kFeedback ? 4
+                                                            : 5;
 
 template <bool kFeedback, bool kSum, int kWarps>
 __global__ void __launch_bounds__(kWarps == 1 ? kSmallTeams * 32 : kWarps * 32, kResident<kFeedback, kWarps>)
@@ -276,8 +279,7 @@ __global__ void __launch_bounds__(kWarps == 1 ? kSmallTeams * 32 : kWarps * 32, 
         const uint32_t from = group * kGroup, size = n - from < kGroup ? n - from : kGroup;
         float v[kPerLane];
         if constexpr (kSum) {
-          load4(to + 2 * j * ChunkRoom::kRow, v);
-          load4(to + (2 * j + 1) * ChunkRoom::kRow, v + 4);
+          ChunkRoom::load(to + 2 * j * ChunkRoom::kRow, v);
         } else {
           gradient.load(begin + from, size, v);
         }
@@ -285,9 +287,7 @@ __global__ void __launch_bounds__(kWarps == 1 ? kSmallTeams * 32 : kWarps * 32, 
           kept |= 1u << (group - group_begin);
         peak[2 * j] = ::max(peak[2 * j], codecs::topk_key(max_mag_of_four(v)));
         peak[2 * j + 1] = ::max(peak[2 * j + 1], codecs::topk_key(max_mag_of_four(v + 4)));
-        float4* const row = reinterpret_cast<float4*>(to + 2 * j * ChunkRoom::kRow);
-        row[0] = make_float4(v[0], v[1], v[2], v[3]);  // zeros behind the end too
-        row[ChunkRoom::kRow / 4] = make_float4(v[4], v[5], v[6], v[7]);
+        ChunkRoom::store(to + 2 * j * ChunkRoom::kRow, v);  // zeros behind the end too
       }
     }
     uint32_t top = 0;
@@ -295,10 +295,8 @@ __global__ void __launch_bounds__(kWarps == 1 ? kSmallTeams * 32 : kWarps * 32, 
     for (unsigned j = 0; j < 8; ++j) top = ::max(top, peak[j]);
     if (__any_sync(kFull, top >= exact::kInfBits)) {
       for (uint32_t group = group_begin; group < group_end; ++group) {
-        const float* const from = x.at(group * kGroup + lane_id() * 4);
         float v[kPerLane];
-        load4(from, v);
-        load4(from + ChunkRoom::kRow, v + 4);
+        ChunkRoom::load(x.at(group * kGroup + lane_id() * 4), v);
         if (__any_sync(kFull, max_mag(v) >= exact::kInfBits)) note_non_finite(v, job.payload, job.non_finite);
       }
     }
@@ -313,8 +311,8 @@ __global__ void __launch_bounds__(kWarps == 1 ? kSmallTeams * 32 : kWarps * 32, 
         const uint32_t length = n - from < job.chunk ? n - from : job.chunk;
         const ChunkRoom part{x.at(from)};
         find_peaks(part, length, peak);
-        select_chunk<kWarps, kFeedback>(team, part, list, length, length < job.c ? length : job.c, 2, peak,
-                                        spacing, job, entry + to, indices + to);
+        select_chunk<kWarps, kFeedback>(team, part, list, length, length < job.c ? length : job.c, 2, peak, spacing,
+                                        job, entry + to, indices + to);
       }
     }
     if constexpr (kFeedback) {
@@ -322,10 +320,8 @@ __global__ void __launch_bounds__(kWarps == 1 ? kSmallTeams * 32 : kWarps * 32, 
         if ((kept >> (group - group_begin) & 1) != 0) continue;
         const uint32_t from = group * kGroup, size = n - from < kGroup ? n - from : kGroup;
         float* const e = job.residual + begin + from;
-        const float* const left = x.at(from + lane_id() * 4);
         float v[kPerLane];
-        load4(left, v);
-        load4(left + ChunkRoom::kRow, v + 4);
+        ChunkRoom::load(x.at(from + lane_id() * 4), v);
         store_residual(e, size, fast_e, v);
       }
     }
@@ -333,8 +329,7 @@ __global__ void __launch_bounds__(kWarps == 1 ? kSmallTeams * 32 : kWarps * 32, 
   }
 }
 
-// int8 values, once all entries are known: of x, a scale for every run of 256 and a code for each. With feedback what a
-// code leaves of x; a zero leaves itself, or stands for a residual that is kept.
+// int8 values, once all entries are known: of x, a scale for every run of 256 and a code for each.
 template <bool kFeedback>
 __global__ void __launch_bounds__(kBlockThreads) quantize_entries(ChunkJob job) {
   if (!may_encode(job)) return;
@@ -342,7 +337,7 @@ __global__ void __launch_bounds__(kBlockThreads) quantize_entries(ChunkJob job) 
   const float* const from = reinterpret_cast<const float*>(job.entries);
   const uint16_t* const index = reinterpret_cast<const uint16_t*>(job.second);
   const size_t runs = job.k / codecs::kScaleRun + (job.k % codecs::kScaleRun != 0);
-  if (blockIdx.x == 0 && threadIdx.x < job.codes_at - runs * 4) job.first[runs * 4 + threadIdx.x] = std::byte{0};
+  pad_scales(job.first, runs, job.codes_at);
   int8_t* const codes = reinterpret_cast<int8_t*>(job.first + job.codes_at);
   const size_t stride = size_t{gridDim.x} * kBlockWarps;
   for (size_t run = size_t{blockIdx.x} * kBlockWarps + threadIdx.x / 32; run < runs; run += stride) {
@@ -360,12 +355,7 @@ __global__ void __launch_bounds__(kBlockThreads) quantize_entries(ChunkJob job) 
     for (unsigned j = 0; j < kEach; ++j) {
       const size_t i = begin + 32 * j;
       if (i >= job.k) break;
-      const int32_t code = encoder.entry(x[j]);
-      codes[i] = static_cast<int8_t>(code);
-      if (kFeedback && exact::mag(x[j]) != 0 && exact::is_finite(x[j])) {
-        const size_t at = i / job.c * job.chunk + index[i];
-        job.residual[at] = exact::sub(x[j], codecs::entry_value(encoder.stored, code));
-      }
+      put_code<kFeedback>(encoder, x[j], codes + i, [&] { return job.residual + i / job.c * job.chunk + index[i]; });
     }
   }
 }

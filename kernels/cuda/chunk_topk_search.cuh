@@ -9,7 +9,6 @@ namespace gradgate::kernels::cuda {
 namespace {
 
 __device__ __forceinline__ uint32_t key_of(float x) { return codecs::topk_key(exact::mag(x)); }
-__device__ __forceinline__ unsigned lanes_below() { return (1u << lane_id()) - 1; }
 
 /// A key as it is looked at again and again: its complement, in a register.
 __device__ __forceinline__ uint32_t looked_at(uint32_t key) { return held(~key); }
@@ -38,6 +37,17 @@ struct ChunkRoom {
   __host__ __device__ static constexpr size_t bytes(uint32_t elements) { return elements / 32 * 36 * sizeof(float); }
   __device__ __forceinline__ float* at(uint32_t i) const { return first + i + i / 32 * 4; }
   __device__ __forceinline__ float& operator[](uint32_t i) const { return *at(i); }
+
+  /// A lane's eight values of a group, the first of which is at `first`.
+  __device__ __forceinline__ static void load(const float* first, float* v) {
+    load4(first, v);
+    load4(first + kRow, v + 4);
+  }
+  __device__ __forceinline__ static void store(float* first, const float* v) {
+    float4* const to = reinterpret_cast<float4*>(first);
+    to[0] = make_float4(v[0], v[1], v[2], v[3]);
+    to[kRow / 4] = make_float4(v[4], v[5], v[6], v[7]);
+  }
 };
 
 // Shared memory by which warps of a team tell each other something. Each of it is written once a chunk, or between

@@ -37,5 +37,20 @@ __device__ __forceinline__ void put_entry(std::byte* values, DType type, size_t 
   }
 }
 
+/// Zeros between the scales of int8 values, one for each run, and their codes: by one CTA of a grid.
+__device__ __forceinline__ void pad_scales(std::byte* section, size_t runs, size_t codes_at) {
+  if (blockIdx.x == 0 && threadIdx.x < codes_at - runs * 4) section[runs * 4 + threadIdx.x] = std::byte{0};
+}
+/// Writes the code of an entry, and with feedback what it leaves of x to *residual(), where x is; a zero leaves itself,
+/// or stands for a residual that is kept.
+template <bool kFeedback, class Residual>
+__device__ __forceinline__ void put_code(const codecs::EntryEncoder& encoder, float x, int8_t* to,
+                                         const Residual& residual) {
+  const int32_t code = encoder.entry(x);
+  *to = static_cast<int8_t>(code);
+  if (kFeedback && exact::mag(x) != 0 && exact::is_finite(x))
+    *residual() = exact::sub(x, codecs::entry_value(encoder.stored, code));
+}
+
 }  // namespace
 }  // namespace gradgate::kernels::cuda

@@ -17,6 +17,7 @@ inline constexpr unsigned kLanes = 32, kPerLane = 8;
 static_assert(kLanes * kPerLane == codecs::kGroup);
 
 __device__ __forceinline__ unsigned lane_id() { return threadIdx.x & 31; }
+__device__ __forceinline__ unsigned lanes_below() { return (1u << lane_id()) - 1; }
 
 /// Element of the group that lane's j-th value is: two runs of 128, four neighbours a lane, so that every access of a
 /// warp is one run of bytes.
@@ -57,13 +58,6 @@ __device__ __forceinline__ uint32_t sum_up_to(uint32_t v) {
         : "r"(step));
   }
   return v;
-}
-
-/// The value of lane ^ mask. As a float from end to end: __shfl_xor_sync moves it through an integer register and back.
-__device__ __forceinline__ float shuffle_xor(float v, unsigned mask) {
-  float other;
-  asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xffffffff;" : "=f"(other) : "f"(v), "r"(mask));
-  return other;
 }
 
 /// v, in a register from here on: made before a loop, the compiler would rather make it anew in every round.
@@ -239,11 +233,15 @@ __device__ __forceinline__ float rounded_to(float v, DType dtype) {
                                 : codecs::widen_f16(codecs::round_f16(v));
 }
 
-/// All eight values into a group's room in shared memory (or where chunks are spilled).
+/// The lane's eight values of a group's room in shared memory.
 __device__ __forceinline__ void store_room(float* room, const float* v) {
   float4* const to = reinterpret_cast<float4*>(room) + lane_id();
   to[0] = make_float4(v[0], v[1], v[2], v[3]);
   to[32] = make_float4(v[4], v[5], v[6], v[7]);
+}
+__device__ __forceinline__ void load_room(const float* room, float* v) {
+  load4(room + lane_id() * 4, v);
+  load4(room + 128 + lane_id() * 4, v + 4);
 }
 
 /// Of the four neighbours of a lane, and of its eight elements of a group.

@@ -88,8 +88,7 @@ __global__ void __launch_bounds__(kTileWarps * 32) encode_randk(RandkJob job) {
         if ((kept >> g & 1u) != 0) continue;
         const unsigned n = end - from < codecs::kGroup ? static_cast<unsigned>(end - from) : codecs::kGroup;
         float v[kPerLane];
-        load4(x + g * codecs::kGroup + lane_id() * 4, v);
-        load4(x + g * codecs::kGroup + 128 + lane_id() * 4, v + 4);
+        load_room(x + g * codecs::kGroup, v);
         store_residual(job.residual + from, n, fast_e, v);
       }
     }

@@ -235,9 +235,6 @@ struct RotatedBlocks {
   static __device__ __forceinline__ uint32_t bytes_of(const int32_t* code) {
     return (low_bytes(code) & 0x0f0f0f0fu) | (low_bytes(code + kHeld / 2) << 4 & 0xf0f0f0f0u);
   }
-  static __device__ __forceinline__ uint32_t low_bytes(const int32_t* code) {
-    return __byte_perm(__byte_perm(code[0], code[1], 0x0040), __byte_perm(code[2], code[3], 0x0040), 0x5410);
-  }
 
   /// Values of the lane's rows from the codes of its runs. `signs`: those of its runs.
   static __device__ __forceinline__ void unrotate(const Memory& memory, uint32_t signs, uint32_t stored, uint4 codes,
@@ -265,7 +262,8 @@ struct RotatedBlocks {
     } else {
 #pragma unroll
       for (unsigned j = 0; j < kHeld; ++j)
-        z[j] = exact::from_bits(exact::bits(exact::mul(z[j], 0x1p-7f)) ^ (signs << (31 - j) & 0x80000000u));
+        z[j] = exact::from_bits(exact::bits(exact::mul(z[j], codecs::Unrotation::kEven)) ^
+                                (signs << (31 - j) & 0x80000000u));
     }
     memory.turn<Runs, Rows>(z);
   }

@@ -127,8 +127,7 @@ __global__ void __launch_bounds__(kTopkThreads) store_topk(TopkDecodeJob job) {
     __syncwarp();
     for (uint32_t i = 0; i < n; i += codecs::kGroup) {
       float v[kPerLane];
-      load4(tile + i + lane * 4, v);
-      load4(tile + i + 128 + lane * 4, v + 4);
+      load_room(tile + i, v);
       if constexpr (kSum) {
 #pragma unroll
         for (unsigned j = 0; j < kPerLane; ++j) v[j] = exact::mul(v[j], job.scale);

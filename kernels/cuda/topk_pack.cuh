@@ -44,7 +44,6 @@ struct Passed {
 template <class Entry, class Other>
 __device__ __forceinline__ void each_candidate(const TopkJob& job, const Choice& choice, size_t tile,
                                                const Passed& passed, const Entry& entry, const Other& other) {
-  const unsigned below = (1u << lane_id()) - 1;
   const uint32_t listed = job.tile_count[tile];
   const Count base = job.tile_base[tile];
   Count place = passed.entries(choice), left = choice.ties - passed.ties(choice);
@@ -55,10 +54,10 @@ __device__ __forceinline__ void each_candidate(const TopkJob& job, const Choice&
     const uint32_t key = codecs::topk_key(v & exact::kMagMask);
     const unsigned tied = __ballot_sync(kFull, in && !choice.all && key == choice.last);
     const bool chosen =
-        in && (choice.all || key > choice.last || (key == choice.last && __popc(tied & below) < left));
+        in && (choice.all || key > choice.last || (key == choice.last && __popc(tied & lanes_below()) < left));
     const unsigned votes = __ballot_sync(kFull, chosen);
     if (chosen) {
-      entry(place + __popc(votes & below), v, i);
+      entry(place + __popc(votes & lanes_below()), v, i);
     } else if (in) {
       other(v, i);
     }
@@ -150,8 +149,8 @@ __device__ inline ChunkPlace chunk_of_entry(const TopkJob& job, const Choice& ch
   }
 }
 
-/// f(place, bits of x, index, chunk) for the entries first … end-1, from the chunk on that has the first, and the counts
-/// of their chunks. Returns the chunk of `end`.
+/// f(place, bits of x, index, chunk) for the entries first … end-1, from the chunk on that has the first, and the
+/// counts of their chunks. Returns the chunk of `end`.
 template <class F>
 __device__ __forceinline__ ChunkPlace each_entry(const TopkJob& job, const Choice& choice, ChunkPlace at, Count first,
                                                  Count end, const F& f) {
@@ -179,8 +178,7 @@ __device__ __forceinline__ ChunkPlace each_entry(const TopkJob& job, const Choic
 
 inline constexpr unsigned kPackRuns = 32;  // runs that a CTA codes at once
 
-// int8 values: a CTA whole runs of entries, wherever their chunks end. The residual of a candidate is x already, and
-// that of an entry becomes what its code leaves of x; a zero leaves itself, or stands for a residual that is kept.
+// int8 values: a CTA whole runs of entries, wherever their chunks end. The residual of a candidate is x already.
 template <bool kFeedback>
 __global__ void __launch_bounds__(kTopkThreads, 2) pack_int8(TopkJob job) {
   constexpr Count kRun = codecs::kScaleRun;
@@ -193,7 +191,7 @@ __global__ void __launch_bounds__(kTopkThreads, 2) pack_int8(TopkJob job) {
   uint32_t* const scales = reinterpret_cast<uint32_t*>(job.second);
   int8_t* const codes = reinterpret_cast<int8_t*>(job.second + job.codes_at);
   uint16_t* const indices = reinterpret_cast<uint16_t*>(job.third);
-  if (blockIdx.x == 0 && threadIdx.x < job.codes_at - runs * 4) job.second[runs * 4 + threadIdx.x] = std::byte{0};
+  pad_scales(job.second, runs, job.codes_at);
   if (begin >= end) return;
 
   ChunkPlace at = chunk_of_entry(job, choice, begin * kRun);
@@ -207,16 +205,12 @@ __global__ void __launch_bounds__(kTopkThreads, 2) pack_int8(TopkJob job) {
       if (mag < exact::kInfBits) atomicMax(greatest + (to - first) / kRun, mag);
     });
     __syncthreads();
-    if (threadIdx.x < run_end - run)
-      scales[run + threadIdx.x] = codecs::EntryEncoder::of(greatest[threadIdx.x]).stored;
+    if (threadIdx.x < run_end - run) scales[run + threadIdx.x] = codecs::EntryEncoder::of(greatest[threadIdx.x]).stored;
     at = each_entry(job, choice, at, first, entries_end, [&](Count to, uint32_t v, uint16_t i, size_t chunk) {
       const auto encoder = codecs::EntryEncoder::of(greatest[(to - first) / kRun]);
-      const float x = exact::from_bits(v);
-      const int32_t code = encoder.entry(x);
-      codes[to] = static_cast<int8_t>(code);
       indices[to] = i;
-      if (kFeedback && exact::mag(x) != 0 && exact::is_finite(x))
-        job.residual[chunk * kTopkChunk + i] = exact::sub(x, codecs::entry_value(encoder.stored, code));
+      put_code<kFeedback>(encoder, exact::from_bits(v), codes + to,
+                          [&] { return job.residual + chunk * kTopkChunk + i; });
     });
     __syncthreads();
   }
