@@ -49,29 +49,7 @@ Status HookGate::end_step(double now_s) noexcept {
 }
 
 Status HookGate::agree() noexcept {
-  const auto failed = [&](Status s, const char* what) {
-    error_.format("gate agreement after step %llu: %s: %s", static_cast<unsigned long long>(gate_.step()), what,
-                  comm_.last_error()[0] ? comm_.last_error() : s.message());
-    return s;
-  };
-  try {
-    report_.resize(gate_.report_size());
-    reports_.resize(report_.size() * static_cast<size_t>(comm_.size()));
-    message_.resize(gate_.message_size());
-  } catch (const std::bad_alloc&) {
-    return failed(StatusCode::out_of_memory, "memory for the reports");
-  }
-  const Deadline deadline = Deadline::after(options_.timeout_s);
-  if (const Status s = gate_.write_report(report_); !s.ok()) return failed(s, "writing the report");
-  if (const Status s = comm_.all_gather(report_.data(), reports_.data(), report_.size(), DType::f64, {}, deadline);
-      !s.ok())
-    return failed(s, "gathering the reports");
-  if (comm_.rank() == 0) {
-    if (const Status s = gate_.decide(reports_, message_); !s.ok()) return failed(s, "deciding");
-  }
-  if (const Status s = comm_.broadcast(message_.data(), message_.size(), DType::f64, 0, {}, deadline); !s.ok())
-    return failed(s, "sending the plan");
-  if (const Status s = gate_.apply(message_); !s.ok()) return failed(s, "applying the plan");
+  GRADGATE_TRY(agreement_.run(gate_, comm_, gate_.step(), options_.timeout_s, &error_));
   const int now = gate_.running(0) * 2 + (gate_.settled() ? 1 : 0);
   if (now != explained_) {
     explained_ = now;

@@ -3,10 +3,10 @@
 #pragma once
 
 #include <memory>
-#include <vector>
 
 #include "gate/gate.h"
 #include "gradgate/communicator.h"
+#include "integration/gate_agreement.h"
 
 namespace gradgate {
 
@@ -45,7 +45,7 @@ class HookGate {
   Communicator& comm_;
   const HookGateOptions options_;
   gate::Gate gate_;
-  std::vector<double> report_, reports_, message_;
+  GateAgreement agreement_;
   double last_end_s_ = 0;
   bool timed_ = false;
   int explained_ = -1;

@@ -325,32 +325,8 @@ Status SessionImpl::end_step(double now, double seconds) noexcept {
 
 Status SessionImpl::agree() noexcept {
   const double start = comm_.now();
-  const auto failed = [&](Status s, const char* what) {
-    Message full;
-    full.format("gate agreement after step %llu: %s: %s", static_cast<unsigned long long>(step_), what,
-                control().last_error()[0] ? control().last_error() : s.message());
-    return fail(s, full);
-  };
-  // Reports differ in size from phase to phase. An agreement may allocate, a step without one never does.
-  try {
-    report_.resize(gate_.report_size());
-    reports_.resize(report_.size() * static_cast<size_t>(comm_.size()));
-    message_.resize(gate_.message_size());
-  } catch (const std::bad_alloc&) {
-    return failed(StatusCode::out_of_memory, "memory for the reports");
-  }
-  const std::span<double> report(report_), reports(reports_), message(message_);
-  if (const Status s = gate_.write_report(report); !s.ok()) return failed(s, "writing the report");
-  const Deadline deadline = Deadline::after(options_.timeout_s);
-  if (const Status s = control().all_gather(report.data(), reports.data(), report.size(), DType::f64, {}, deadline);
-      !s.ok())
-    return failed(s, "gathering the reports");
-  if (comm_.rank() == 0) {
-    if (const Status s = gate_.decide(reports, message); !s.ok()) return failed(s, "deciding");
-  }
-  if (const Status s = control().broadcast(message.data(), message.size(), DType::f64, 0, {}, deadline); !s.ok())
-    return failed(s, "sending the plan");
-  if (const Status s = gate_.apply(message); !s.ok()) return failed(s, "applying the plan");
+  Message why;
+  if (const Status s = agreement_.run(gate_, control(), step_, options_.timeout_s, &why); !s.ok()) return fail(s, why);
   stats_.gate_s += comm_.now() - start;
   explain_changes();
   return {};

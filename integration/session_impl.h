@@ -13,6 +13,7 @@
 #include "gradgate/session.h"
 #include "integration/comm/driver.h"
 #include "integration/comm/two_shot_layout.h"
+#include "integration/gate_agreement.h"
 #include "integration/session_place.h"
 
 namespace gradgate {
@@ -206,7 +207,7 @@ class SessionImpl final : public Session {
   HostFlight host_flights_[2];
   HostFlight* left_ = nullptr;  ///< the one on the wire
   double wire_free_s_ = 0;      ///< when the last one that was left had arrived
-  std::vector<double> report_, reports_, message_;
+  GateAgreement agreement_;
   std::vector<int> explained_;  ///< per bucket: the candidate that was last explained
   std::string explained_phase_;
   bool explained_settled_ = false;
