@@ -178,15 +178,29 @@ void SessionImpl::settle_bucket(uint32_t index) noexcept {
 }
 
 Status SessionImpl::wait_for_exchanges() noexcept {
-  const Status status = comm_.wait(place_.stream(), Deadline::after(options_.timeout_s));
+  const Deadline deadline = Deadline::after(options_.timeout_s);
+  Message where;
+  where.format("step %llu, waiting for its exchanges: ", static_cast<unsigned long long>(step_));
+  Status status;
+  // Bucket by bucket, so that an error can say where the stream stands; afterwards an aborted communicator lets it run.
+  for (size_t b = 0; b < flights_.size() && status.ok(); ++b) {
+    auto part = DeviceMarks::Part::encode;
+    status = flights_[b].marks.wait(comm_, place_.idle(), deadline, &part);
+    const char* const name = part == DeviceMarks::Part::encode     ? "encoding"
+                             : part == DeviceMarks::Part::transfer ? "transfer"
+                                                                   : "decoding";
+    if (!status.ok())
+      where.format("bucket %zu step %llu, waiting for its %s: ", b, static_cast<unsigned long long>(step_), name);
+  }
+  if (status.ok()) status = comm_.wait(place_.stream(), deadline);
   if (status.ok()) return status;
   // Collectives of a node that will not end would keep the stream.
   for (Communicator* tier : {tiers_.node.get(), tiers_.between.get()}) {
     if (tier != nullptr) tier->abort();
   }
-  Message full;
-  full.format("step %llu, waiting for its exchanges: %s", static_cast<unsigned long long>(step_), comm_.last_error());
-  return fail(status, full);
+  Message text;
+  text.format("%s%s", where.text, comm_.last_error()[0] ? comm_.last_error() : status.message());
+  return fail(status, text);
 }
 
 // Closes the books of a step that was enqueued as a whole.

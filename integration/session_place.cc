@@ -21,7 +21,9 @@ void Memory::Free::operator()(std::byte* memory) const noexcept {
 }
 
 Place::~Place() {
-  if (stream_ != nullptr) cuda_->destroy_stream(stream_);
+  for (void* stream : {stream_, idle_}) {
+    if (stream != nullptr) cuda_->destroy_stream(stream);
+  }
 }
 
 Status Place::use_device(Communicator& comm, double timeout_s, Message* why) noexcept {
@@ -29,8 +31,9 @@ Status Place::use_device(Communicator& comm, double timeout_s, Message* why) noe
   if (cuda_ == nullptr) return StatusCode::unsupported;
   comm_ = &comm;
   timeout_s_ = timeout_s;
-  const int error = cuda_->create_stream(&stream_);
-  if (error != 0) why->format("a stream for the session: %s", cuda_->error_text(error));
+  int error = cuda_->create_stream(&stream_);
+  if (error == 0) error = cuda_->create_stream(&idle_);
+  if (error != 0) why->format("streams for the session: %s", cuda_->error_text(error));
   return enqueued(error);
 }
 

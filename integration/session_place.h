@@ -40,6 +40,8 @@ class Place {
   bool on_device() const noexcept { return cuda_ != nullptr; }
   const kernels::cuda::Runtime& cuda() const noexcept { return *cuda_; }
   Stream stream() const noexcept { return {stream_}; }
+  /// Another one, for waiting: nothing is ever enqueued on it but that.
+  Stream idle() const noexcept { return {idle_}; }
 
   /// Fresh memory of this many bytes, contents undefined; out_of_memory.
   Status allocate(size_t bytes, Memory* memory) const noexcept;
@@ -59,6 +61,7 @@ class Place {
   Communicator* comm_ = nullptr;
   double timeout_s_ = 0;
   void* stream_ = nullptr;
+  void* idle_ = nullptr;
 };
 
 }  // namespace gradgate

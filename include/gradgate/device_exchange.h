@@ -45,6 +45,9 @@ class GRADGATE_API DeviceMarks {
   void mark(Part part, Stream stream) noexcept;
   /// Whether the last mark has been reached; false with an error too, which read() returns.
   bool complete() const noexcept;
+  /// Waits for one mark after the other, by way of `idle`, a stream with nothing else to do, so that after an error
+  /// (that of comm.wait()) *pending says which part had not ended.
+  Status wait(Communicator& comm, Stream idle, Deadline deadline, Part* pending) const noexcept;
   /// Adds to the three times. bad_state before the last mark is reached.
   Status read(ExchangeTimes* times) const noexcept;
   /// Seconds from the last mark of another exchange to the last mark of this one.

@@ -54,6 +54,18 @@ bool DeviceMarks::complete() const noexcept {
   return !failed_ && used_ > 0 && runtime()->query(events_[used_ - 1], &done) == 0 && done;
 }
 
+Status DeviceMarks::wait(Communicator& comm, Stream idle, Deadline deadline, Part* pending) const noexcept {
+  for (int i = 0; i < used_; ++i) {
+    bool done = false;
+    *pending = parts_[i];
+    int error = runtime()->query(events_[i], &done);
+    if (error == 0 && !done) error = runtime()->wait_event(idle.handle, events_[i]);
+    if (error != 0) return {StatusCode::internal, error};
+    if (!done) GRADGATE_TRY(comm.wait(idle, deadline));
+  }
+  return {};
+}
+
 Status DeviceMarks::read(ExchangeTimes* times) const noexcept {
   bool done = false;
   if (failed_ || (used_ > 0 && runtime()->query(events_[used_ - 1], &done) != 0)) return StatusCode::internal;
