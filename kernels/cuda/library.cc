@@ -21,7 +21,7 @@ struct Opened {
 void* open_library(Message* why) noexcept {
   if (const char* path = std::getenv("GRADGATE_CUDA_LIBRARY"); path != nullptr && *path != 0) {
     void* handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (handle == nullptr) why->format("GRADGATE_CUDA_LIBRARY: %s", dlerror());
+    if (handle == nullptr) why->format("no CUDA device: GRADGATE_CUDA_LIBRARY: %s", dlerror());
     return handle;
   }
   Dl_info info;
@@ -35,7 +35,7 @@ void* open_library(Message* why) noexcept {
     }
   }
   void* handle = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
-  if (handle == nullptr) why->format("no CUDA: %s (set GRADGATE_CUDA_LIBRARY to its path)", dlerror());
+  if (handle == nullptr) why->format("no CUDA device: %s (set GRADGATE_CUDA_LIBRARY to its path)", dlerror());
   return handle;
 }
 

@@ -225,13 +225,18 @@ TEST(LargeCheck, BoundsHoldBetweenTheWindowsOfTheReference) {
   EXPECT_TRUE(std::isnan(poisoned.max_error));
 }
 
-TEST(AllReduce, WithoutADeviceItSaysSoAndFails) {
-  for (const char* command : {"allreduce --device cuda -c int8", "bench --device cuda int8"}) {
-    const Finished run = run_program(command, "GRADGATE_CUDA_LIBRARY=/nowhere/libgradgate_cuda.so");
-    EXPECT_EQ(run.code, 1) << command;
-    EXPECT_THAT(run.err, HasSubstr("--device cuda: ")) << command;
-    EXPECT_THAT(run.err, HasSubstr("GRADGATE_CUDA_LIBRARY")) << command;
+TEST(AllReduce, WithoutADeviceEveryCommandSaysSoAndFails) {
+  for (const char* command : {"allreduce -c int8", "bench int8", "demo", "calibrate", "doctor --params 1M --step 100ms"}) {
+    const std::string arguments = std::string(command) + " --device cuda";
+    for (const char* without : {"GRADGATE_CUDA_LIBRARY=/nowhere/libgradgate_cuda.so", "CUDA_VISIBLE_DEVICES="}) {
+      const Finished run = run_program(arguments, without);
+      EXPECT_EQ(run.code, 1) << without << " " << command;
+      EXPECT_EQ(run.out, "") << without << " " << command;
+      EXPECT_THAT(run.err, HasSubstr("gradgate: --device cuda: no CUDA device: ")) << without << " " << command;
+    }
   }
+  const Finished named = run_program("bench int8 --device cuda", "GRADGATE_CUDA_LIBRARY=/nowhere/libgradgate_cuda.so");
+  EXPECT_THAT(named.err, HasSubstr("GRADGATE_CUDA_LIBRARY: /nowhere/libgradgate_cuda.so"));
 }
 
 }  // namespace

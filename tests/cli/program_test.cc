@@ -32,6 +32,9 @@ TEST(Program, HelpAndVersion) {
   const Finished version = run_program("--version");
   EXPECT_EQ(version.code, 0);
   EXPECT_THAT(version.out, AllOf(HasSubstr("gradgate "), HasSubstr("compiler"), HasSubstr("\ndevice: "), HasSubstr("\nNCCL: ")));
+  const Finished old = run_program("--version", "GRADGATE_NCCL_LIBRARY=" GRADGATE_OLD_NCCL);
+  EXPECT_EQ(old.code, 0);
+  EXPECT_THAT(old.out, HasSubstr("\nNCCL: NCCL 2.17.1 is too old, accepted: 2.18 or newer\n"));
 }
 
 struct Bad {
