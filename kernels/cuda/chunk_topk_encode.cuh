@@ -27,18 +27,25 @@ __host__ __device__ constexpr int team_warps(uint32_t chunk) { return chunk <= 1
 /// Elements that a team forms at once: a chunk, or the group of several short ones.
 __host__ __device__ constexpr uint32_t unit_of(uint32_t chunk) { return chunk > kGroup ? chunk : kGroup; }
 
-/// What a team has in memory: x, and a list of as many indices.
+/// What a team has in memory: x, and a list of as many places.
 __host__ __device__ constexpr size_t team_bytes(uint32_t chunk) {
   return ChunkRoom::bytes(unit_of(chunk)) + unit_of(chunk) * sizeof(uint16_t);
 }
 
+/// Bytes of a value as it is written there: of int8 values first x is kept.
+__host__ __device__ constexpr uint32_t value_width(DType value) { return value == DType::bf16 ? 2 : 4; }
+
 struct ChunkJob : EncodeJob {
   uint32_t c, chunk;
-  size_t k;            ///< entries of the vector
-  DType value;         ///< type of the values
-  size_t codes_at;     ///< of int8 values in a payload
-  std::byte* entries;  ///< where values go: section 0, or room for x in the workspace
-  std::byte* spill;    ///< memory of the teams where shared memory is too small for a chunk, else null
+  uint32_t unit;                                     ///< elements that a team forms at once
+  uint32_t unit_entries, unit_values, unit_indices;  ///< their entries, and the bytes of their values and indices
+  uint32_t room, list_at;                            ///< bytes that a team has in memory, and where its list begins
+  size_t units;                                      ///< of the vector, the last one perhaps shorter
+  size_t k;                                          ///< its entries
+  DType value;                                       ///< type of the values
+  size_t codes_at;                                   ///< of int8 values in a payload
+  std::byte* entries;                                ///< where values go: section 0, or room for x in the workspace
+  std::byte* spill;  ///< memory of the teams where shared memory is too small for a chunk, else null
 };
 
 // The greatest of every four neighbours of a chunk that is shorter than a group: two rows of 128, the second perhaps
@@ -58,39 +65,40 @@ __device__ __forceinline__ void find_peaks(const ChunkRoom& x, uint32_t length, 
   }
 }
 
-// Indices of the elements begin … end-1 whose key reaches `bound`, at most that of Inf, by a warp, in index order;
-// returns how many. A lane looks at `each` neighbours, 4 to 32.
+// Places of the elements begin … end-1 whose key reaches `bound`, at most that of Inf, by a warp, in index order;
+// returns how many. A lane looks at `each` neighbours, 4 to 32. kOnce: the warp looks at all of them at once.
+template <bool kOnce>
 __device__ __forceinline__ uint32_t list_candidates(const ChunkRoom& x, uint32_t begin, uint32_t end, uint32_t each,
                                                     uint32_t bound, uint16_t* list) {
+  const float reach = exact::from_bits(held(bound));
   uint32_t listed = 0;
   for (; begin < end; begin += 32 * each) {
-    const uint32_t first = begin + lane_id() * each;
+    const uint32_t first = begin + lane_id() * each, place = ChunkRoom::place(first);
     uint32_t mask = 0;
     if (first < end) {
-      const float* const from = x.at(first);
-#pragma unroll
-      for (unsigned four = 0; four < 8; ++four) {
-        if ((four & (four - 1)) == 0 && 4 * four >= each) break;  // each is a power of two
-        float v[4];
-        load4(from + 4 * four, v);
-        mask |= reaching(v, exact::from_bits(bound)) << (4 * four);
-      }
-      if (bound == 0 && end - first < each) mask &= (1u << (end - first)) - 1;  // else zeros behind the end fall short
+      mark_reaching(x.first + place, each, reach, &mask);
+      // Else zeros behind the end fall short.
+      if (bound == 0 && held(end - first) < each) mask &= ~(~0u >> (end - first));
     }
-    const uint32_t upto = sum_up_to(__popc(mask));
-    uint16_t* to = list + listed + upto - __popc(mask);
+    const uint32_t count = __popc(mask), upto = sum_up_to(count);
+    uint16_t* to = list + (listed + upto - count);
     listed += __shfl_sync(kFull, upto, 31);
-    for (; mask != 0; mask &= mask - 1) *to++ = static_cast<uint16_t>(first + __ffs(static_cast<int>(mask)) - 1);
+    while (mask != 0) {  // from the first neighbour's bit, the highest, on
+      const int at = __clz(static_cast<int>(mask));
+      *to++ = static_cast<uint16_t>(place + at);
+      mask &= 0x7fffffffu >> at;
+    }
+    if (kOnce) break;
   }
   return listed;
 }
 
 // A key that k of the chunk's elements reach, and not many more: 0 where there is none, or where the list would be
-// nearly everything anyway. Each warp owns rows_each rows of 128; peak: the greatest keys of its lanes' fours, of rows
-// 0, 8, 16 … in peak[0], and so on.
+// nearly everything anyway. Each warp owns rows_each rows of 128; peak: the greatest magnitudes of its lanes' fours, of
+// rows 0, 8, 16 … in peak[0], and so on; greatest: of all the warp's.
 template <int kWarps>
-__device__ __forceinline__ uint32_t find_bound(const Team<kWarps>& team, const uint32_t* peak, uint32_t rows_each,
-                                               uint32_t k, uint32_t spacing, uint32_t* above) {
+__device__ __forceinline__ uint32_t find_bound(const Team<kWarps>& team, const uint32_t* peak, uint32_t greatest,
+                                               uint32_t rows_each, uint32_t k, uint32_t spacing, uint32_t* above) {
   uint32_t top[kWarps] = {};  // of a lane of each warp
 #pragma unroll
   for (unsigned j = 0; j < 8; ++j) top[0] = ::max(top[0], peak[j]);
@@ -98,64 +106,61 @@ __device__ __forceinline__ uint32_t find_bound(const Team<kWarps>& team, const u
     team.memory->top[threadIdx.x] = top[0];
     __syncthreads();
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) top[w] = team.memory->top[w * 32 + lane_id()];
+    for (int w = 0; w < kWarps; ++w) {
+      top[w] = team.memory->top[w * 32 + lane_id()];
+      greatest = ::max(greatest, top[w]);
+    }
+    greatest = warp_max(greatest);
   }
-  uint32_t greatest = top[0];
-#pragma unroll
-  for (int w = 1; w < kWarps; ++w) greatest = ::max(greatest, top[w]);
-  *above = warp_max(greatest) + spacing;
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) top[w] = looked_at(top[w]);
+  *above = codecs::topk_key(greatest) + spacing;
 
   const uint32_t peaks = (rows_each < 8 ? rows_each : 8) * 32 * kWarps, enough = k + k / 4 + 8;
   if (k * 4 <= 32 * kWarps) {  // few: the greatest of each lane will do
     const auto reaching = [&](uint32_t t) {
       uint32_t mask = 0;
 #pragma unroll
-      for (int w = 0; w < kWarps; ++w) mask = with_reaching(mask, top[w], t);
-      return warp_sum(__popc(mask));
+      for (int w = 0; w < kWarps; ++w) mask = with_short(mask, top[w], t);
+      return 32 * kWarps - warp_sum(__popc(mask));
     };
-    return find_threshold({0, 32 * kWarps}, *above, spacing, kOctave * 3 / 8, k, enough, reaching).key;
+    return find_threshold({0, 32 * kWarps, 0}, *above, spacing, kOctave * 3 / 8, k, enough, reaching).key;
   }
   if (k * 2 > peaks) return 0;
-  uint32_t looked[8];
-#pragma unroll
-  for (unsigned j = 0; j < 8; ++j) looked[j] = looked_at(peak[j]);
   const auto reaching = [&](uint32_t t) {
     uint32_t mask = 0;
 #pragma unroll
-    for (unsigned j = 0; j < 8; ++j) mask = with_reaching(mask, looked[j], t);
-    return team.sum(warp_sum(__popc(mask)));
+    for (unsigned j = 0; j < 8; ++j) mask = with_short(mask, peak[j], t);
+    return 256 * kWarps - team.sum(warp_sum(__popc(mask)));
   };
   const uint32_t step = k * 8 > peaks ? kOctave : kOctave / 2;  // many lie further below the greatest
-  return find_threshold({0, 256 * kWarps}, *above, spacing, step, k, enough, reaching).key;
+  return find_threshold({0, 256 * kWarps, 0}, *above, spacing, step, k, enough, reaching).key;
 }
 
 // Values and indices of one chunk's entries; with feedback x of the chosen becomes their residual. Keys are multiples
 // of `spacing`, as those of a gradient of few bits are, but that of NaN.
 template <int kWarps, bool kFeedback>
 __device__ void select_chunk(const Team<kWarps>& team, const ChunkRoom& x, uint16_t* list, uint32_t length, uint32_t k,
-                             uint32_t rows_each, const uint32_t* peak, uint32_t spacing, const ChunkJob& job,
-                             size_t entry, uint16_t* indices) {
+                             uint32_t rows_each, const uint32_t* peak, uint32_t greatest, uint32_t spacing,
+                             const ChunkJob& job, std::byte* values, uint16_t* indices) {
   const unsigned lane = lane_id(), warp = team.warp();
   uint32_t above = 0, bound = 0;
-  if (k < length) bound = ::min(find_bound(team, peak, rows_each, k, spacing, &above), exact::kInfBits);
+  if (k < length) bound = ::min(find_bound(team, peak, greatest, rows_each, k, spacing, &above), exact::kInfBits);
 
   // Each warp lists a part of the chunk.
   const uint32_t part = job.chunk / kWarps, begin = warp * part, each = ::max(::min(part / 32, 32u), 4u);
-  const uint32_t listed = list_candidates(x, begin, ::min(begin + part, length), each, bound, list + begin);
+  const uint32_t listed =
+      list_candidates<kWarps == 1>(x, begin, ::min(begin + part, length), each, bound, list + begin);
   const ListedKeys<kWarps> keys(team, x, list, part, listed);
 
   // The c-th greatest of the list, exactly. As a rule there is a key that exactly k reach; else some equal ones are
   // left.
   spacing = held(above > exact::kInfBits + spacing ? 1 : spacing);  // Inf and NaN are next to each other
-  const Threshold found = find_threshold({bound, keys.total()}, above, spacing, kOctave / 2, k, k,
-                                         [&](uint32_t t) { return keys.reaching_of_all(t); });
+  const Threshold found = keys.find(bound, above, spacing, k);
   const bool untied = found.reached == k && found.key > 0;
   const uint32_t last = untied ? found.key - 1 : found.key;  // the greatest key that does not go for certain
   // Of the equal ones the first in index order are taken; what earlier warps take and write goes before.
-  uint32_t ties = 0, place = 0;
-  if (!untied && keys.whole()) ties = k - keys.reaching(last + 1);
+  int ties = 0;  // fewer than none: they were taken
+  uint32_t place = 0;
+  if (!untied && keys.whole()) ties = k - found.exceeding;
   if (!keys.whole()) {
     const uint32_t greater = keys.reaching(last + 1);
     const uint32_t equal = untied ? 0 : (last == 0 ? keys.size() : keys.reaching(last)) - greater;
@@ -164,7 +169,7 @@ __device__ void select_chunk(const Team<kWarps>& team, const ChunkRoom& x, uint1
     ties = k;
     for (int w = 0; w < kWarps; ++w) ties -= team.memory->greater[w];
     for (unsigned w = 0; w < warp; ++w) {
-      const uint32_t taken = ::min(ties, team.memory->equal[w]);
+      const uint32_t taken = ::min(static_cast<uint32_t>(ties), team.memory->equal[w]);
       place += team.memory->greater[w] + taken;
       ties -= taken;
     }
@@ -172,35 +177,32 @@ __device__ void select_chunk(const Team<kWarps>& team, const ChunkRoom& x, uint1
   keys.each_row([&](unsigned j, uint32_t key) {
     bool chosen = key > last;
     if (!untied) {
-      const bool tied = key == last && j * 32 + lane < keys.size();
+      // What stands behind the last key is no element: of a whole list, those come first, and there are enough.
+      const bool tied = key == last && (keys.whole() || j * 32 + lane < keys.size());
       const unsigned equals = __ballot_sync(kFull, tied);
-      chosen = chosen || (tied && __popc(equals & lanes_below()) < ties);
-      ties -= ::min(static_cast<uint32_t>(__popc(equals)), ties);
+      chosen = chosen || (tied && static_cast<int>(__popc(equals & lanes_below())) < ties);
+      ties -= __popc(equals);
     }
     const unsigned votes = __ballot_sync(kFull, chosen);
     if (chosen && (!keys.whole() || j % kWarps == warp)) {
-      const uint32_t to = place + __popc(votes & lanes_below()), i = keys.element(j * 32 + lane);
-      const float v = x[i];
-      indices[to] = static_cast<uint16_t>(i);
-      put_entry(job.entries, job.value, entry + to, v);
-      if (kFeedback && exact::is_finite(v)) x[i] = left_of(v, job.value);
+      const uint32_t to = place + __popc(votes & lanes_below()), at = keys.place(j * 32 + lane);
+      const float v = x.first[at];
+      indices[to] = static_cast<uint16_t>(ChunkRoom::element(at));
+      put_entry(values, job.value, to, v);
+      if (kFeedback && exact::is_finite(v)) x.first[at] = left_of(v, job.value);
     }
     place += __popc(votes);
   });
   team.sync();
 }
 
-/// First entry of the vector's element `begin`, a multiple of the chunk.
-__device__ __forceinline__ size_t entry_of(const ChunkJob& job, size_t begin) { return begin / job.chunk * job.c; }
-
-// The sum of all ranks' shards for the elements begin … begin+n-1, into x, in rank order.
+// The sum of all ranks' shards for the elements begin … begin+n-1, into x, in rank order; their first entry is `entry`.
 template <int kWarps>
-__device__ void sum_unit(const ChunkJob& job, size_t begin, uint32_t n, const ChunkRoom& x) {
+__device__ void sum_unit(const ChunkJob& job, size_t begin, uint32_t n, size_t entry, const ChunkRoom& x) {
   constexpr unsigned kThreads = kWarps * 32;
   const unsigned t = kWarps == 1 ? lane_id() : threadIdx.x;
   const Vector own(job.gradient, job.dtype);
   const size_t first = job.first - job.payload, second = job.second - job.payload;
-  const size_t entry = entry_of(job, begin);
   const uint32_t whole = n / job.chunk * job.c, rest = n % job.chunk;
   const uint32_t entries = whole + (rest < job.c ? rest : job.c);
   const auto each_element = [&](const auto& f) {  // f(element, where its x is) for the thread's
@@ -230,6 +232,23 @@ __device__ void sum_unit(const ChunkJob& job, size_t begin, uint32_t n, const Ch
   }
 }
 
+// Groups that a warp forms at once, and the lane's elements of them in whole ones of a gradient that is `fast`.
+inline constexpr unsigned kRun = 4;
+template <class T>
+__device__ __forceinline__ void load_run(const T* from, float* v) {
+#pragma unroll
+  for (unsigned j = 0; j < 2 * kRun; ++j) load4(from + j * 128 + lane_id() * 4, v + j * 4);
+}
+__device__ __forceinline__ void load_run(const Vector& from, size_t begin, float* v) {
+  if (from.dtype == DType::f32) {
+    load_run(from.at<float>(begin), v);
+  } else if (from.dtype == DType::bf16) {
+    load_run(from.at<uint16_t>(begin), v);
+  } else {
+    load_run(from.at<codecs::F16>(begin), v);
+  }
+}
+
 // CTAs of a processor: as many as registers allow without spilling.
 template <bool kFeedback, int kWarps>
 inline constexpr int kResident = kWarps == 8                ? 2
@@ -247,23 +266,21 @@ __global__ void __launch_bounds__(kWarps == 1 ? kSmallTeams * 32 : kWarps * 32, 
   }
   const unsigned team_in_cta = kWarps == 1 ? threadIdx.x / 32 : 0;
   const size_t team_id = size_t{blockIdx.x} * kTeams + team_in_cta, teams = size_t{gridDim.x} * kTeams;
-  const uint32_t unit = unit_of(job.chunk);
-  std::byte* const room = job.spill != nullptr
-                              ? job.spill + team_id * team_bytes(job.chunk)
-                              : reinterpret_cast<std::byte*>(shared) + team_in_cta * team_bytes(job.chunk);
+  const uint32_t unit = job.unit;
+  std::byte* const room = job.spill != nullptr ? job.spill + team_id * job.room
+                                               : reinterpret_cast<std::byte*>(shared) + team_in_cta * job.room;
   const ChunkRoom x{reinterpret_cast<float*>(room)};
-  uint16_t* const list = reinterpret_cast<uint16_t*>(room + ChunkRoom::bytes(unit));
+  uint16_t* const list = reinterpret_cast<uint16_t*>(room + job.list_at);
   const Team<kWarps> team{&memory};
   const Vector gradient(job.gradient, job.dtype);
   const bool fast_e = four_aligned(job.residual);
   const bool all_bits = kFeedback || kSum || job.dtype == DType::f32;
   const uint32_t spacing = all_bits ? 1 : job.dtype == DType::bf16 ? 1u << 16 : 1u << 13;
-  const size_t units = job.count / unit + (job.count % unit != 0);
 
-  for (size_t at = team_id; at < units; at += teams) {
+  for (size_t at = team_id; at < job.units; at += teams) {
     const size_t begin = at * unit;
     const uint32_t n = job.count - begin < unit ? static_cast<uint32_t>(job.count - begin) : unit;
-    if constexpr (kSum) sum_unit<kWarps>(job, begin, n, x);
+    if constexpr (kSum) sum_unit<kWarps>(job, begin, n, at * job.unit_entries, x);
     // Each warp forms a run of groups, and remembers of each the greatest of its lanes' fours and whether it is kept.
     const uint32_t groups = (n + kGroup - 1) / kGroup, groups_each = (groups + kWarps - 1) / kWarps;
     const uint32_t group_begin = team.warp() * groups_each;
@@ -271,29 +288,42 @@ __global__ void __launch_bounds__(kWarps == 1 ? kSmallTeams * 32 : kWarps * 32, 
     uint32_t kept = 0;  // a bit for each group of this warp: at most 16
     uint32_t peak[8] = {};
     float* to = x.at(group_begin * kGroup + lane_id() * 4);
-    for (uint32_t base = group_begin; base < group_end; base += 4, to += 8 * ChunkRoom::kRow) {
-#pragma unroll
-      for (unsigned j = 0; j < 4; ++j) {
-        const uint32_t group = base + j;
-        if (group >= group_end) break;
-        const uint32_t from = group * kGroup, size = n - from < kGroup ? n - from : kGroup;
-        float v[kPerLane];
-        if constexpr (kSum) {
-          ChunkRoom::load(to + 2 * j * ChunkRoom::kRow, v);
-        } else {
-          gradient.load(begin + from, size, v);
-        }
+    for (uint32_t base = group_begin; kWarps == 1 || base < group_end; base += kRun, to += 2 * kRun * ChunkRoom::kRow) {
+      const auto form = [&](unsigned j, uint32_t from, uint32_t size, float* v) {
         if (form_x<kFeedback>(job.residual + begin + from, size, fast_e, job.flush, v))
-          kept |= 1u << (group - group_begin);
-        peak[2 * j] = ::max(peak[2 * j], codecs::topk_key(max_mag_of_four(v)));
-        peak[2 * j + 1] = ::max(peak[2 * j + 1], codecs::topk_key(max_mag_of_four(v + 4)));
+          kept |= 1u << (base + j - group_begin);
+        peak[2 * j] = ::max(peak[2 * j], max_mag_of_four(v));
+        peak[2 * j + 1] = ::max(peak[2 * j + 1], max_mag_of_four(v + 4));
         ChunkRoom::store(to + 2 * j * ChunkRoom::kRow, v);  // zeros behind the end too
+      };
+      if (!kSum && gradient.fast && base + kRun <= group_end && n - base * kGroup >= kRun * kGroup) {
+        float v[kRun * kPerLane];
+        load_run(gradient, begin + base * kGroup, v);
+#pragma unroll
+        for (unsigned j = 0; j < kRun; ++j) form(j, (base + j) * kGroup, kGroup, v + j * kPerLane);
+      } else {
+#pragma unroll
+        for (unsigned j = 0; j < kRun; ++j) {
+          const uint32_t group = base + j;
+          if (group >= group_end) break;
+          const uint32_t from = group * kGroup, size = n - from < kGroup ? n - from : kGroup;
+          float v[kPerLane];
+          if constexpr (kSum) {
+            ChunkRoom::load(to + 2 * j * ChunkRoom::kRow, v);
+          } else {
+            // Here, or places of a part of a group are worked out before the loop, where they are seldom wanted.
+            gradient.load(begin + from, size, v, held(lane_id()));
+          }
+          form(j, from, size, v);
+        }
       }
+      if (kWarps == 1) break;  // a unit has no more
     }
     uint32_t top = 0;
 #pragma unroll
     for (unsigned j = 0; j < 8; ++j) top = ::max(top, peak[j]);
-    if (__any_sync(kFull, top >= exact::kInfBits)) {
+    const uint32_t greatest = warp_max(top);
+    if (greatest >= exact::kInfBits) {
       for (uint32_t group = group_begin; group < group_end; ++group) {
         float v[kPerLane];
         ChunkRoom::load(x.at(group * kGroup + lane_id() * 4), v);
@@ -301,18 +331,20 @@ __global__ void __launch_bounds__(kWarps == 1 ? kSmallTeams * 32 : kWarps * 32, 
       }
     }
     team.sync();
-    const size_t entry = entry_of(job, begin);
-    uint16_t* const indices = reinterpret_cast<uint16_t*>(job.second) + entry;
+    // Sums of their own, for the compiler would rather add up the entry's number and these anew for every entry.
+    uint16_t* const indices = reinterpret_cast<uint16_t*>(job.second + held(at * job.unit_indices));
+    std::byte* const values = job.entries + held(at * job.unit_values);
     if (job.chunk >= kGroup) {
-      select_chunk<kWarps, kFeedback>(team, x, list, n, n < job.c ? n : job.c, groups_each * 2, peak, spacing, job,
-                                      entry, indices);
+      select_chunk<kWarps, kFeedback>(team, x, list, n, n < job.c ? n : job.c, groups_each * 2, peak, greatest, spacing,
+                                      job, values, indices);
     } else {
       for (uint32_t from = 0, to = 0; from < n; from += job.chunk, to += job.c) {
         const uint32_t length = n - from < job.chunk ? n - from : job.chunk;
         const ChunkRoom part{x.at(from)};
         find_peaks(part, length, peak);
-        select_chunk<kWarps, kFeedback>(team, part, list, length, length < job.c ? length : job.c, 2, peak, spacing,
-                                        job, entry + to, indices + to);
+        const uint32_t most = warp_max(::max(peak[0], peak[1]));
+        select_chunk<kWarps, kFeedback>(team, part, list, length, length < job.c ? length : job.c, 2, peak, most,
+                                        spacing, job, values + to * value_width(job.value), indices + to);
       }
     }
     if constexpr (kFeedback) {

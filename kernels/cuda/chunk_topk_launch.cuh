@@ -114,6 +114,13 @@ inline int encode_chunk_topk(const CodecSpec& spec, const EncodeJob& encode, std
   job.value = spec.value;
   job.codes_at = codecs::codes_offset(job.k);
   const ChunkPlan plan = chunk_plan(job.chunk);
+  job.unit = unit_of(job.chunk);
+  job.unit_entries = job.unit / job.chunk * job.c;
+  job.unit_values = job.unit_entries * value_width(job.value);
+  job.unit_indices = job.unit_entries * static_cast<uint32_t>(sizeof(uint16_t));
+  job.units = ceil_div(job.count, job.unit);
+  job.room = static_cast<uint32_t>(plan.team_bytes);
+  job.list_at = static_cast<uint32_t>(ChunkRoom::bytes(job.unit));
   if (plan.spill) job.spill = workspace + kVerdictBytes;
   job.entries = job.value == DType::u8 ? workspace + kVerdictBytes + chunk_spill_bytes(spec) : job.first;
   if (job.ranks > 0) {
@@ -125,7 +132,7 @@ inline int encode_chunk_topk(const CodecSpec& spec, const EncodeJob& encode, std
   begin_payload<<<1, 32, 0, stream>>>(job);
   const cudaError_t begun = cudaGetLastError();
   if (begun != cudaSuccess) return begun;
-  const size_t ctas = ceil_div(ceil_div(job.count, unit_of(job.chunk)), plan.teams);
+  const size_t ctas = ceil_div(job.units, plan.teams);
   const int warps = team_warps(job.chunk);
   const int status = warps == 1   ? encode_chunks_as<1>(job, plan, ctas, stream)
                      : warps == 4 ? encode_chunks_as<4>(job, plan, ctas, stream)

@@ -37,6 +37,14 @@ __device__ __forceinline__ uint32_t warp_max(uint32_t v) {
   return v;
 #endif
 }
+__device__ __forceinline__ uint32_t warp_min(uint32_t v) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_min_sync(kFull, v);
+#else
+  for (int step = 16; step > 0; step >>= 1) v = min(v, __shfl_xor_sync(kFull, v, step));
+  return v;
+#endif
+}
 __device__ __forceinline__ uint32_t warp_sum(uint32_t v) {
 #if __CUDA_ARCH__ >= 800
   return __reduce_add_sync(kFull, v);
@@ -48,21 +56,25 @@ __device__ __forceinline__ uint32_t warp_sum(uint32_t v) {
 
 /// Sum over the lanes up to this one.
 __device__ __forceinline__ uint32_t sum_up_to(uint32_t v) {
-#pragma unroll
-  for (unsigned step = 1; step < 32; step *= 2) {
-    // The shuffle tells whether there is such a lane.
-    asm volatile(
-        "{\n .reg .u32 lower;\n .reg .pred there;\n shfl.sync.up.b32 lower|there, %0, %1, 0, 0xffffffff;\n"
-        " @there add.u32 %0, %0, lower;\n}"
-        : "+r"(v)
-        : "r"(step));
-  }
+  // A shuffle tells whether there is such a lane.
+  asm volatile(
+      "{\n .reg .u32 lower;\n .reg .pred there;\n"
+      " shfl.sync.up.b32 lower|there, %0, 1, 0, 0xffffffff;\n @there add.u32 %0, %0, lower;\n"
+      " shfl.sync.up.b32 lower|there, %0, 2, 0, 0xffffffff;\n @there add.u32 %0, %0, lower;\n"
+      " shfl.sync.up.b32 lower|there, %0, 4, 0, 0xffffffff;\n @there add.u32 %0, %0, lower;\n"
+      " shfl.sync.up.b32 lower|there, %0, 8, 0, 0xffffffff;\n @there add.u32 %0, %0, lower;\n"
+      " shfl.sync.up.b32 lower|there, %0, 16, 0, 0xffffffff;\n @there add.u32 %0, %0, lower;\n}"
+      : "+r"(v));
   return v;
 }
 
 /// v, in a register from here on: made before a loop, the compiler would rather make it anew in every round.
 __device__ __forceinline__ uint32_t held(uint32_t v) {
   asm volatile("" : "+r"(v));
+  return v;
+}
+__device__ __forceinline__ size_t held(size_t v) {
+  asm volatile("" : "+l"(v));
   return v;
 }
 
@@ -136,8 +148,7 @@ __device__ bool four_aligned(const T* p) {
 
 /// The lane's eight values of p[begin …], +0 beyond n. `fast`: four_aligned(p).
 template <class T>
-__device__ __forceinline__ void load_lane(const T* p, unsigned n, bool fast, float* v) {
-  const unsigned lane = lane_id();
+__device__ __forceinline__ void load_lane(const T* p, unsigned n, bool fast, float* v, unsigned lane = lane_id()) {
   if (fast && n == codecs::kGroup) {
     load4(p + lane * 4, v);
     load4(p + 128 + lane * 4, v + 4);
@@ -181,13 +192,13 @@ struct Vector {
     return reinterpret_cast<T*>(data) + i;
   }
   /// The lane's eight values of the group at `begin`, +0 from n on.
-  __device__ __forceinline__ void load(size_t begin, unsigned n, float* v) const {
+  __device__ __forceinline__ void load(size_t begin, unsigned n, float* v, unsigned lane = lane_id()) const {
     if (dtype == DType::f32) {
-      load_lane(at<float>(begin), n, fast, v);
+      load_lane(at<float>(begin), n, fast, v, lane);
     } else if (dtype == DType::bf16) {
-      load_lane(at<uint16_t>(begin), n, fast, v);
+      load_lane(at<uint16_t>(begin), n, fast, v, lane);
     } else {
-      load_lane(at<codecs::F16>(begin), n, fast, v);
+      load_lane(at<codecs::F16>(begin), n, fast, v, lane);
     }
   }
   /// Writes them, rounded to the dtype.

@@ -119,6 +119,51 @@ TEST_F(DeviceTopk, NaNBeforeInfBeforeFinite) {
   for (const TopkCase& c : topk_non_finite()) expect_exact(c.spec, c.x, c.what);
 }
 
+// chunk-topk's search ends by a count of k, one more, one less, or between neighbouring keys, among one row of listed
+// keys, a few, as many as registers hold, or more. The chunks of one vector need all of these.
+TEST_F(DeviceTopk, ChunksThatAreHardToSearch) {
+  Random random(17);
+  const auto bits = [](uint32_t key) { return std::bit_cast<float>(key); };
+  const auto unit = [&] { return 1.0f + static_cast<float>(random.below(1u << 20)) * 0x1p-20f; };
+  std::vector<float> x;
+  const auto chunk = [&](const auto& value) {  // 4096 elements: one chunk or several
+    for (uint32_t i = 0; i < 4096; ++i) x.push_back(value(i) * (random.below(2) != 0 ? -1.0f : 1.0f));
+  };
+  const auto ranked = [](uint32_t i) { return i * 389 % 1024; };  // a number of its own for every element of a chunk
+  chunk([](uint32_t) { return 0.5f; });
+  chunk([](uint32_t) { return 0.0f; });
+  chunk([&](uint32_t i) { return bits(0x3f800000u + ranked(i)); });  // every key once, one bit apart
+  chunk([&](uint32_t i) { return bits(0x3f800000u + (ranked(i) << 13)); });
+  chunk([&](uint32_t i) { return bits(0x3f800000u + ranked(i) / 2); });  // every key twice
+  for (const uint32_t above : {7u, 8u, 9u, 31u, 99u, 100u, 101u, 299u, 301u}) {
+    chunk([&](uint32_t i) { return ranked(i) < above ? unit() : 0.25f; });
+    chunk([&](uint32_t i) { return ranked(i) < above ? unit() : 0.0f; });
+    chunk([&](uint32_t i) { return ranked(i) < above ? 3.0f : bits(0x3f800000u + ranked(i)); });
+    chunk([&](uint32_t i) { return bits(ranked(i) < above ? 0x7fc00000u + i : 0x3f800000u + i); });
+    chunk([&](uint32_t i) { return ranked(i) < above ? (i % 2 == 0 ? INFINITY : NAN) : 0.5f * random.normal(); });
+  }
+  chunk([&](uint32_t i) { return i == 4000 ? 1e30f : 1e-30f * random.normal(); });
+  chunk([&](uint32_t i) { return bits(ranked(i) / 8); });  // subnormal, 0 too
+  chunk([&](uint32_t i) { return i % 4 == 0 ? random.normal() : 0.0f; });
+  chunk([&](uint32_t) { return std::exp(4.0f * random.normal()); });
+  for (const size_t shortened : {0u, 961u, 4096u - 5}) {  // whole chunks, and last ones of some lengths
+    const size_t n = x.size() - shortened;
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      Gradient g = Gradient::of(Gen::zeros, n, 1, dtype);
+      for (size_t i = 0; i < n; ++i) {
+        const uint32_t b = std::bit_cast<uint32_t>(x[i]);
+        const uint16_t upper = static_cast<uint16_t>(b >> 16);
+        if (dtype == DType::f32) std::memcpy(static_cast<float*>(g.data()) + i, &b, 4);
+        if (dtype == DType::bf16) std::memcpy(static_cast<uint16_t*>(g.data()) + i, &upper, 2);
+      }
+      const std::vector<float> e(shortened == 0 ? n : 0, 0.0f);  // x stays what it is
+      for (const char* text : {"chunk-topk:8/1024", "chunk-topk:100/1024", "chunk-topk:300/1024:bf16",
+                               "chunk-topk:32/4096", "chunk-topk:400/4096", "chunk-topk:9/64"})
+        expect_equal(text, g, e, false, {0});
+    }
+  }
+}
+
 // Large only where the sample looks, or only where it does not: too few candidates, or more than the list holds.
 TEST_F(DeviceTopk, TheSampleIsMisled) {
   constexpr size_t kStep = kLong / 16384 * 16;
