@@ -237,7 +237,7 @@ void add_demo(CLI::App& program, Context& context) {
         for (const std::string& link : *o->links)
           if (link != "none") parse_link(option, link);
       });
-  options.flag("--quick", "90 steps and one round", &o->quick);
+  options.flag("--quick", "90 steps and three rounds of windows instead of eight", &o->quick);
   add_device_option(options, &o->device);
   o->output.add_to(options);
   const OptionSet* set = command.options.get();

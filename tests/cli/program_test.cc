@@ -22,8 +22,8 @@ constexpr const char* kQuick = "-c none,int8 -b 4K -e 4K -n 1 -w 0 --ranks 2";
 TEST(Program, HelpAndVersion) {
   const Finished help = run_program("--help");
   EXPECT_EQ(help.code, 0);
-  for (const char* word : {"demo", "bench", "allreduce", "roundtrip", "model", "plan", "Examples", "GRADGATE_"}) EXPECT_THAT(help.out, HasSubstr(word));
-  for (const char* name : {"demo", "bench", "allreduce", "roundtrip", "model", "plan"}) {
+  for (const char* word : {"demo", "bench", "allreduce", "doctor", "calibrate", "roundtrip", "model", "plan", "report", "Examples", "GRADGATE_"}) EXPECT_THAT(help.out, HasSubstr(word));
+  for (const char* name : {"demo", "bench", "allreduce", "doctor", "calibrate", "roundtrip", "model", "plan", "report"}) {
     const Finished one = run_program(std::string(name) + " --help");
     EXPECT_EQ(one.code, 0) << name;
     EXPECT_THAT(one.out, AllOf(HasSubstr("Examples"), HasSubstr(std::string("gradgate ") + name), HasSubstr("--json"), HasSubstr("--print-config"))) << name;
@@ -124,6 +124,40 @@ TEST(Program, PrintConfigShowsEveryValueAndItsSource) {
   EXPECT_THAT(finished.out, Not(HasSubstr("# size"))) << "nothing runs";
 }
 
+// A short one: whether the gate is right is a matter of time, and not of this test; that everything is said is.
+TEST(Program, TheDemoSaysPerLinkWhatAStepCostsAndWhy) {
+  const std::string path = test_folder() + "/demo.json";
+  const Finished finished = run_program("demo --quick --steps 20 --ranks 2 --links none,1gbit -J '" + path + "'");
+  ASSERT_EQ(finished.code, 0) << finished.err;
+  std::vector<std::string> said = {"UCI, CC BY 4.0", "seed 1", "no link: the thread ranks share", "emulated"};
+  for (const char* row : {"dense", "bf16", "int8", "chunk-topk:6/1024", "auto"}) said.push_back(std::string("\n") + row);
+  for (const char* text : {"gradgate: step ", "auto / best fixed choice (", "start-up: ", "=> "}) said.push_back(std::string("\n# ") + text);
+  for (const std::string& text : said) EXPECT_THAT(finished.out, HasSubstr(text));
+  std::ifstream file(path);
+  const nlohmann::json results = strict_json({std::istreambuf_iterator<char>(file), {}})["results"];
+  ASSERT_EQ(results["training"].size(), 4u);
+  for (const nlohmann::json& training : results["training"]) {
+    EXPECT_EQ(training["replicas_equal"], true);
+    EXPECT_GT(training["accuracy"].get<double>(), 0.2) << "better than a guess among ten";
+    EXPECT_GE(training["ratio"].get<double>(), 1);
+  }
+  ASSERT_EQ(results["links"].size(), 2u);
+  for (const nlohmann::json& link : results["links"]) {
+    ASSERT_EQ(link["fixed"].size(), 4u);
+    EXPECT_EQ(link["emulated"], link["link"] != "none");
+    for (const nlohmann::json& time : {link["fixed"][0], link["fixed"][3], link["auto"]}) {
+      EXPECT_LE(time["p10_s"].get<double>(), time["median_s"].get<double>());
+      EXPECT_LE(time["median_s"].get<double>(), time["p90_s"].get<double>());
+      EXPECT_EQ(time["samples"], 12);
+    }
+    EXPECT_GT(link["auto_over_best"].get<double>(), 0);
+    EXPECT_GT(link["gate_s"].get<double>(), 0);
+    EXPECT_EQ(link["replicas_equal"], true);
+  }
+  const auto median = [&](size_t codec) { return results["links"][1]["fixed"][codec]["median_s"].get<double>(); };
+  EXPECT_GE(median(0), 2 * 50e-6 + 994570 * 4 / 125e6) << "the emulated link takes its time";
+}
+
 TEST(Program, JsonGoesToAFileBesideTheTable) {
   const std::string path = test_folder() + "/result.json";
   const Finished finished = run_program(std::string("allreduce ") + kQuick + " -J '" + path + "'");
@@ -151,7 +185,7 @@ TEST(Program, TheReferenceNamesEveryOptionAndVariable) {
   std::ifstream file(GRADGATE_SOURCE_DIR "/docs/program.md");
   const std::string reference{std::istreambuf_iterator<char>(file), {}};
   ASSERT_FALSE(reference.empty());
-  for (const char* name : {"demo", "bench", "allreduce", "roundtrip", "model", "plan"}) {
+  for (const char* name : {"demo", "bench", "allreduce", "doctor", "calibrate", "roundtrip", "model", "plan", "report"}) {
     const std::string help = run_program(std::string(name) + " --help").out;
     // A section per subcommand; what all have in common stands before the first.
     const size_t begin = reference.find(std::string("\n## gradgate ") + name), end = reference.find("\n## ", begin + 1);

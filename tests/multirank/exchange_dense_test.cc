@@ -102,6 +102,16 @@ TEST(Dense, OverflowIsShownNotHidden) {
   EXPECT_EQ(ranks.gradients[0], ranks.gradients[1]);
 }
 
+// NUM-6: the sum of two f16 values of 40000 is no f16; their mean is.
+TEST(Dense, HalfMeansDoNotOverflow) {
+  for (const char* text : {"none", "int8", "chunk-topk:1/32"}) {
+    Ranks ranks(2, 1, DType::f16);
+    for (Gradient& g : ranks.gradients) g.dtype = DType::f16, g.f16 = {comm::float_to_f16(40000.0f)};
+    expect_all_ok(exchange(ranks, default_candidate(spec_of(text)), Feedback::none, 0));
+    for (const Gradient& g : ranks.gradients) EXPECT_EQ(comm::f16_to_float(g.f16[0]), 40000.0f) << text;
+  }
+}
+
 // ---- one rank, and no elements (COL-5, SHP-1, SHP-2) ----
 
 /// Fails the test if any collective is called.

@@ -234,6 +234,23 @@ TEST(Values, RanksWithDifferentScales) {
   EXPECT_EQ(ranks.gradients[0].f32, (std::vector<float>{127.0f, 127.0f}));
 }
 
+// COL-3: what a rank has does not change how much it sends: one rank has nothing, one a single element, one all.
+TEST(Values, RanksWithVeryDifferentContent) {
+  for (const char* text : {"chunk-topk:8/1024", "topk:0.002", "topk:0.002:int8", "int8"}) {
+    Ranks ranks(3, 4096, DType::f32);
+    std::vector<float> one(4096), all = generate(Gen::integers, 4096, 9);
+    one[1500] = 100, all[1500] = 20;
+    ranks.gradients = {Gradient::of(std::vector<float>(4096), DType::f32), Gradient::of(one, DType::f32),
+                       Gradient::of(all, DType::f32)};
+    const Candidate candidate = default_candidate(spec_of(text));
+    expect_all_ok(exchange(ranks, candidate, candidate.codec.feedback ? Feedback::apply : Feedback::none, 0));
+    for (const Gradient& g : ranks.gradients) {
+      EXPECT_NEAR(g.f32[1500], 40, 0.5) << text;
+      EXPECT_EQ(g.f32, ranks.gradients[0].f32) << text;
+    }
+  }
+}
+
 // TOP-8: one index sent by both ranks is added, not overwritten.
 TEST(Values, TheSameIndexOnSeveralRanksIsSummed) {
   Ranks ranks(2, 128, DType::f32);

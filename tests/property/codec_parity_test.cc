@@ -294,6 +294,37 @@ INSTANTIATE_TEST_SUITE_P(Codecs, CodecParity, ::testing::ValuesIn(params()), [](
          (std::get<2>(p.param) ? "_ef" : "_noef");
 });
 
+#if !defined(__SANITIZE_ADDRESS__)
+// The longest of the sizes with every generator, which above would take minutes: one encode and one decode by each set
+// of loops, of the codecs that any job may run unasked and the first sparse one.
+TEST(EveryGenerator, AMillionAndThreeElements) {
+  for (const char* text : {"none", "bf16", "int8", "chunk-topk:8/1024"}) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      if (!codec_takes(spec_of(text), dtype)) continue;
+      for (const Gen gen : kAllGens) {
+        const Case c{spec_of(text), dtype, takes_feedback(spec_of(text)), false, gen, 1000003};
+        SCOPED_TRACE(describe(c));
+        const Gradient g = Gradient::of(gen, c.n, 11, dtype);
+        const std::vector<float> e = residual_for(c);
+        Expected expected;
+        expected.residual = e;
+        expected.payload = reference::encode(c.spec, g.view(), c.feedback ? expected.residual.data() : nullptr, false,
+                                             kSeed, &expected.stats);
+        Decoded d{1.0f / 3, Into::store, Gradient::of(Gen::zero_groups, c.n, 5, dtype), {}};
+        d.after = d.before;
+        reference::decode(c.spec, dtype, expected.payload.data(), d.after.vec(), d.scale, d.into);
+        for (const Loops* loops : all_loops()) {
+          SCOPED_TRACE(loops->name);
+          check_encode(c, *loops, 3, g, e, expected);
+          check_decode(c, *loops, 3, expected.payload, d);
+        }
+        ASSERT_FALSE(HasFailure());
+      }
+    }
+  }
+}
+#endif
+
 // Results of 4 MiB and more are stored around the caches: from the start of a line, and from elsewhere.
 TEST(LargeResults, AllLoopsGiveTheBytesOfTheReference) {
   constexpr size_t kMultipleOf3 = 1050000;

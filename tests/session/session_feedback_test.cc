@@ -268,7 +268,7 @@ std::vector<Saved> segment(const char* spec, int from, int to, const std::vector
 }
 
 TEST(Checkpoint, TwoPlusFourStepsEqualSixBitForBit) {
-  for (const char* spec : {"chunk-topk:8/1024", "int8:ef", "chunk-topk:4/32:bf16", "randk:0.1"}) {
+  for (const char* spec : {"chunk-topk:8/1024", "int8:ef", "int8:sr:ef", "chunk-topk:4/32:bf16", "randk:0.1"}) {
     const auto whole = segment(spec, 0, 6, nullptr);
     const auto first = segment(spec, 0, 2, nullptr);
     const auto rest = segment(spec, 2, 6, &first);

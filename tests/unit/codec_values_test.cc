@@ -29,7 +29,8 @@ Values two_blocks(Values first, const Values& second) {
 
 TEST(AllZeroBlock, DecodesToZero_NUM1) {
   const Values g = two_blocks({}, Values(256, 1.0f));
-  for (const char* text : {"none", "bf16", "fp16", "int8", "int8:sr", "fp8", "int4", "chunk-topk:4/256"}) {
+  for (const char* text :
+       {"none", "bf16", "fp16", "int8", "int8:sr", "fp8", "int4", "onebit", "chunk-topk:4/256", "topk:0.0078125"}) {
     Values e(512);
     const Payload payload = spec_of(text).id == CodecId::none ? encode(text, g) : encode(text, g, &e);
     const Values d = decode(text, payload, 512);
@@ -38,7 +39,7 @@ TEST(AllZeroBlock, DecodesToZero_NUM1) {
       EXPECT_EQ(e[i], 0.0f);
     }
     for (size_t i = 256; i < 512; ++i) {
-      const bool sent = spec_of(text).id != CodecId::chunk_topk || i < 260;
+      const bool sent = !is_sparse(spec_of(text)) || i < 260;
       EXPECT_EQ(d[i], sent ? 1.0f : 0.0f) << text << " " << i;
     }
   }
@@ -143,6 +144,25 @@ TEST(Scaling, ByPowersOfTwoChangesNothingElse_NUM5) {
   }
 }
 
+// The plain cast turns 65520 and more into Inf, and 1e-8 into 0.
+TEST(Fp16, IsScaledIntoItsRange_NUM6) {
+  const Values x = {65519, 65520, 100000, 1e-8f};
+  const Values d = round_trip("fp16", x);
+  for (size_t i = 0; i < 3; ++i) EXPECT_LE(std::fabs(static_cast<double>(d[i]) - x[i]), x[i] * 0x1.01p-11) << i;
+  EXPECT_LE(std::fabs(d[3] - x[3]), 0x1p-23f);
+  // Small gradients alone keep their bits; beside a large one, feedback sends them later.
+  Values e(2, 0.0f);
+  double sent = 0;
+  for (int step = 0; step < 10; ++step) sent += decode("fp16:ef", encode("fp16:ef", Values{2e-8f, 2e-8f}, &e), 2)[0];
+  EXPECT_NEAR(sent + e[0], 2e-7, 1e-14);
+  Values beside(2, 0.0f);
+  double late = 0;
+  for (int step = 0; step < 1000; ++step)
+    late += decode("fp16:ef", encode("fp16:ef", Values{2e-8f, 1024.0f}, &beside), 2)[0];
+  EXPECT_GT(late, 0);
+  EXPECT_NEAR(late + beside[0], 2e-5, 1e-11);
+}
+
 TEST(Subnormals, AreOrdinaryNumbers_NUM7) {
   const Values x = {1e-40f, 2e-40f, 3e-40f, 0.0f};
   const Payload payload = encode("chunk-topk:2/32", x);
@@ -194,6 +214,12 @@ TEST(Indices, ReachEveryElement_SHP5) {
   b[16777217] = 5.0f;
   const Values db = decode("chunk-topk:1/32768", encode("chunk-topk:1/32768", b), b.size());
   EXPECT_EQ(db, b);
+  // Chosen from the whole vector: k = 2 of f16 and k = 1 of f32, past what 16 bits and a float count exactly.
+  Gradient half = Gradient::of(Values(70000, 0.0f), DType::f16);
+  half.f16[33000] = half.f16[69999] = 0x4500;  // 5.0
+  const Values dh = decode("topk:0.00003", encode("topk:0.00003", half.view()), 70000, 1.0f, DType::f16);
+  for (size_t i = 0; i < 70000; ++i) ASSERT_EQ(dh[i], i == 33000 || i == 69999 ? 5.0f : 0.0f) << i;
+  EXPECT_EQ(decode("topk:1e-9", encode("topk:1e-9", b), b.size()), b);
 }
 
 TEST(TopK, TiesGoToTheLowestIndex_TOP1) {
@@ -205,6 +231,10 @@ TEST(TopK, TiesGoToTheLowestIndex_TOP1) {
   const std::vector<uint16_t> indices = topk_indices(first, entries);
   for (size_t i = 0; i < entries; ++i) ASSERT_EQ(indices[i], i % 8);
   for (int run = 0; run < 20; ++run) ASSERT_TRUE(encode("chunk-topk:8/1024", same) == first);
+  const Payload whole = encode("topk:0.001", same);  // the first 1000 of a million equal ones
+  const Values d = decode("topk:0.001", whole, same.size());
+  for (size_t i = 0; i < same.size(); ++i) ASSERT_EQ(d[i], i < 1000 ? -2.0f : 0.0f) << i;
+  for (int run = 0; run < 20; ++run) ASSERT_TRUE(encode("topk:0.001", same) == whole);
 }
 
 TEST(TopK, AsManyAsThereAre_TOP3) {

@@ -324,7 +324,6 @@ size_t topk_choose(const TopkJob& job, const TopkTask& task, size_t* ties) noexc
 
 template <class V, bool kFeedback>
 void topk_pack_as(const TopkJob& job, const TopkTask& task) {
-  const uint32_t* counts = reinterpret_cast<const uint32_t*>(job.encode.first);
   V* value = values_of<V>(job.encode, job.encode.second) + task.first_entry;
   uint16_t* index = reinterpret_cast<uint16_t*>(job.encode.third) + task.first_entry;
   TopkBuffer from = task.found;
