@@ -18,8 +18,8 @@ class GRADGATE_API PinnedPool {
 
   /// Starts `width` threads' worth of work: the calling thread, which takes part in every run and is bound to its core
   /// as well, and width - 1 others. 0: one for every core that this thread may run on; more than those is
-  /// invalid_argument. bad_state when started already, out_of_memory when a thread cannot be had (nothing is then left
-  /// running).
+  /// invalid_argument, whose detail is their number. bad_state when started already, out_of_memory when a thread cannot
+  /// be had (nothing is then left running).
   Status start(unsigned width = 0) noexcept;
   /// Ends the threads and gives the thread that called start() back the cores it had, if it is the one that calls. Safe
   /// to call twice.

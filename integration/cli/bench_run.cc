@@ -130,7 +130,7 @@ class Bench {
     if (threads == 1) return {};  // inline and unbound, as a thread rank
     const Status status = pool_.start(threads);
     if (status.code() == StatusCode::invalid_argument) {
-      throw UsageError("--threads: '" + std::to_string(threads) + "' is more than the cores this process may use");
+      throw UsageError("--threads: '" + std::to_string(threads) + "' is outside 1 ... " + std::to_string(status.detail()) + ", the cores this process may use");
     }
     if (!status.ok()) throw RunError(std::string("--threads: ") + status.message());
     return pool_.executor();

@@ -96,6 +96,9 @@ CLI::Option* OptionSet::add(const std::string& names, const std::string& fallbac
   entry.value = fallback;
   entry.source = "default";
   entry.set = std::move(set);
+  const size_t bracket = help.find(" [");
+  if (fallback.empty() && bracket != std::string::npos)
+    entry.unset = help.substr(bracket + 2, help.find(']', bracket) - bracket - 2);
   const std::string text = fallback.empty() ? help : help + " [" + fallback + "]";
   entry.option = names[0] == '-' ? app_->add_option(names, entry.given, text) : app_->add_option(names, entry.given_list, text);
   return entry.option->type_name(type);
@@ -179,7 +182,7 @@ std::string OptionSet::config_text() const {
   size_t width = 0;
   for (const Entry& entry : entries_) width = std::max(width, entry.key.size());
   for (const Entry& entry : entries_) {
-    text += entry.key + std::string(width - entry.key.size(), ' ') + " = " + (entry.value.empty() ? "(not set)" : entry.value) + "  (" + entry.source + ")\n";
+    text += entry.key + std::string(width - entry.key.size(), ' ') + " = " + (entry.value.empty() ? entry.unset : entry.value) + "  (" + entry.source + ")\n";
   }
   return text;
 }

@@ -22,7 +22,7 @@ class OptionSet {
   explicit OptionSet(CLI::App* app);
 
   /// An option with a value. `names` as in CLI11 ("-b,--minbytes"); a bare name is a positional list, joined with commas. An empty default means
-  /// "not set": the setter is not called.
+  /// "not set": the setter is not called; what then holds stands in `help` in brackets, "smallest vector [64K]", and is what --print-config shows.
   CLI::Option* add(const std::string& names, const std::string& fallback, const std::string& type, const std::string& help, Setter set);
   /// A switch: given on the command line, or true/false/1/0 elsewhere.
   void flag(const std::string& names, const std::string& help, bool* value);
@@ -45,6 +45,7 @@ class OptionSet {
     std::string key;       ///< long name: configuration key, and the environment variable in capitals
     std::string shown;     ///< "-b/--minbytes"
     std::string value, source;
+    std::string unset = "(not set)";       ///< shown for an empty value
     std::string given;                     ///< storage for CLI11, by kind: value, list, switch
     std::vector<std::string> given_list;
     bool flag_given = false;

@@ -64,6 +64,7 @@ std::string shape_text(const ArrayFile& array) {
 }
 
 int run(const Arguments& arguments, const Context& context, const OptionSet& options) {
+  check_array_suffix("input", arguments.input);
   if (!arguments.output_path.empty() && arguments.codecs.codecs.size() != 1) {
     throw UsageError("-o/--output: needs one codec, --codec lists " + std::to_string(arguments.codecs.codecs.size()));
   }
@@ -126,14 +127,7 @@ void add_roundtrip(CLI::App& program, Context& context) {
                                      "  gradgate roundtrip gradients.npy --codec chunk-topk:8/1024 -o decoded.npy");
   auto arguments = std::make_shared<Arguments>();
   OptionSet& options = *command.options;
-  command.app->add_option("input", arguments->input, "the gradient")->required()->type_name("FILE")->check([](const std::string& path) {
-    try {
-      check_array_suffix("input", path);
-    } catch (const UsageError& error) {
-      return std::string(error.what());
-    }
-    return std::string();
-  });
+  command.app->add_option("input", arguments->input, "the gradient")->required()->type_name("FILE");
   options.add("-c,--codec", "all", "LIST", "codecs, separated by commas, or all", [arguments](const std::string& option, const std::string& text) {
     arguments->codecs = parse_codecs(option, text);
     arguments->codecs.restrict_to(DType::f32);

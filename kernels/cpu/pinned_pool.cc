@@ -123,7 +123,7 @@ Status PinnedPool::start(unsigned width) noexcept {
   if (pthread_getaffinity_np(pthread_self(), sizeof cores, &cores) != 0) return StatusCode::unsupported;
   const unsigned available = static_cast<unsigned>(CPU_COUNT(&cores));
   if (width == 0) width = available;
-  if (width > available) return StatusCode::invalid_argument;
+  if (width > available) return {StatusCode::invalid_argument, static_cast<int64_t>(available)};
   State* state = new (std::nothrow) State;
   if (state == nullptr) return StatusCode::out_of_memory;
   state->width = width;

@@ -80,7 +80,8 @@ TEST(PinnedPool, CallersTakeTurns) {
 
 TEST(PinnedPool, MoreThreadsThanCoresAreRefused) {
   PinnedPool pool;
-  EXPECT_EQ(pool.start(static_cast<unsigned>(cores()) + 1), StatusCode::invalid_argument);
+  EXPECT_EQ(pool.start(static_cast<unsigned>(cores()) + 1),
+            Status(StatusCode::invalid_argument, static_cast<int64_t>(cores())));
   EXPECT_EQ(pool.width(), 1u);
 }
 
