@@ -12,6 +12,7 @@
 #include "tests/golden/golden.h"
 #include "tests/support/bytes_equal.h"
 #include "tests/support/canary.h"
+#include "tests/support/codec_calls.h"
 
 namespace gradgate::test {
 namespace {
@@ -74,6 +75,27 @@ TEST(GoldenPayloads, AreStillMade) {
   EXPECT_GE(files, 30u);
   for (const CodecInfo& info : codec_infos())
     EXPECT_EQ(codecs.count(info.name), 1u) << info.name << " has no golden payload";
+}
+
+// The payloads that docs/format.md prints.
+TEST(GoldenPayloads, ThoseOfThePageAreMadeToTheByte) {
+  const std::vector<float> x = {127, 0.5f, 1.5f, 2.5f, 3.5f, -0.5f, -1.5f, -2.5f, 0, 1};
+  size_t printed = 0;
+  std::ifstream page(std::string(GRADGATE_SOURCE_DIR) + "/docs/format.md");
+  for (std::string line; std::getline(page, line);) {
+    if (line.rfind("```hex ", 0) != 0) continue;
+    const std::string spec = line.substr(7);
+    std::vector<std::byte> bytes;
+    while (std::getline(page, line) && line != "```") {
+      std::istringstream row(line);
+      for (unsigned byte = 0; row >> std::hex >> byte;) bytes.push_back(static_cast<std::byte>(byte));
+    }
+    const Payload made = encode(spec.c_str(), x, nullptr, nullptr, false, Seed{0, 0, 7, 0, 0});
+    ASSERT_EQ(made.size(), bytes.size()) << spec;
+    EXPECT_TRUE(bytes_equal(bytes.data(), made.data(), bytes.size(), 1)) << spec;
+    ++printed;
+  }
+  EXPECT_EQ(printed, 2u);
 }
 
 TEST(GoldenPayloads, AreStillReadAsTheyWere) {

@@ -11,8 +11,18 @@ function(run)
 endfunction()
 
 run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${scratch}/prefix)
+# What README.md shows of the C++ interface compiles as it stands there, given the names that it leaves to the reader.
+file(READ ${SOURCE_DIR}/README.md readme)
+if(NOT readme MATCHES "```cpp\n([^`]+)```")
+  message(FATAL_ERROR "README.md has no block of C++")
+endif()
+file(WRITE ${scratch}/readme.cc "#include <gradgate/gradgate.h>
+void shown(gradgate::Communicator& comm, std::span<const gradgate::BucketLayout> buckets, uint32_t b, float* gradient, size_t count) {
+${CMAKE_MATCH_1}}
+")
+
 run(${CMAKE_COMMAND} -S ${SOURCE_DIR}/tests/install/consumer -B ${scratch}/build -G ${GENERATOR} -DCMAKE_PREFIX_PATH=${scratch}/prefix
-    -DEXAMPLES=${SOURCE_DIR}/examples -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_C_COMPILER=${CC} -DCMAKE_BUILD_TYPE=Release)
+    -DEXAMPLES=${SOURCE_DIR}/examples -DREADME=${scratch}/readme.cc -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_C_COMPILER=${CC} -DCMAKE_BUILD_TYPE=Release)
 run(${CMAKE_COMMAND} --build ${scratch}/build)
 run(${scratch}/build/consumer)
 if(NOT output MATCHES "average 2.5")
