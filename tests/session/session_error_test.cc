@@ -139,7 +139,8 @@ TEST(SessionErrors, AVanishedRankGivesEveryOtherRankOperationBucketStepAndTime) 
     const Status s = session->all_reduce(1, {g.data(), 1000, DType::f32});
     EXPECT_EQ(s.code(), StatusCode::timeout) << session->last_error();
     EXPECT_TRUE(contains(session->last_error(), "bucket 1") && contains(session->last_error(), "step 0") &&
-                contains(session->last_error(), "all_to_all"))
+                contains(session->last_error(), "all_to_all: timeout after 0.") &&
+                contains(session->last_error(), "s: rank 1 had not arrived"))
         << session->last_error();
     EXPECT_GE(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), 0.25);
     EXPECT_EQ(session->all_reduce(1, {g.data(), 1000, DType::f32}).code(), StatusCode::bad_state);
