@@ -1,10 +1,13 @@
 """Loss scaling: growth, backoff and skipped steps against an unscaled run, bit for bit."""
 
+import pickle
+
 import pytest
 import torch
 import torch.distributed as dist
 
-from models import batch, deep, gate, weights, wrap
+import gradgate.torch as gg
+from models import batch, deep, equal, gate, weights, wrap
 
 
 def run(codec, scaled, poisoned, steps, mode="on"):
@@ -60,3 +63,39 @@ def test_scaled_equals_unscaled(pool, codec):
 def test_a_dense_step_shows_the_overflow_to_every_rank(pool):
     first, second = pool.run(2, both, "int8", (3,), 6, "auto")
     assert first == second and first[3] == first[2] / 2
+
+
+def pickled_in_between(unscaled):
+    """As run(), with a state that is pickled after 4 steps and attached again: to a scaler, where there is one."""
+    ddp = wrap(deep())
+    scaler = None if unscaled else torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+    options = {"mode": "on", "codecs": ["chunk-topk:64/1024"]}
+    holder = [gg.GateState(ddp, **options, scaler=scaler, say=None)]
+
+    def hook(_, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        return gg.gated_hook(holder[0], bucket)
+
+    ddp.register_comm_hook(None, hook)
+    for step in range(8):
+        if step == 4:
+            kept = pickle.dumps(holder[0])
+            holder[0].close()
+            holder[0] = pickle.loads(kept)
+            lines = []
+            holder[0].attach(ddp, scaler=scaler, log=lines.append, say=None)
+        ddp.zero_grad()
+        loss = ddp(batch(step)).square().mean()
+        (loss if unscaled else scaler.scale(loss)).backward()
+        with torch.no_grad():
+            for p in ddp.parameters():
+                p -= 0.25 * (p.grad if unscaled else p.grad / scaler.get_scale())
+        if not unscaled:
+            scaler._per_optimizer_states.clear()
+            scaler.update(scaler.get_scale() * (2.0 if step % 2 else 1.0))
+    assert lines  # the log goes on
+    return weights(ddp)
+
+
+def test_a_state_attached_again_follows_the_scaler_it_is_given(pool):
+    for expected, seen in zip(pool.run(2, pickled_in_between, True), pool.run(2, pickled_in_between, False)):
+        assert equal(expected, seen)

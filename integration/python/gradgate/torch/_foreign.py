@@ -16,7 +16,10 @@ from .._session import HookGate
 from ._group import Communicator, sibling_group
 from ._issuer import Issuer
 from ._state import canonical_name
-from ._support import LogTarget, close_issuer, log_function, print_line, result_of, timeout_of
+from ._support import LogTarget, agree, check_module, close_issuer, log_function, print_line, result_of, timeout_of
+
+Hook = Callable[[object, dist.GradBucket], torch.futures.Future[torch.Tensor]]
+Flush = Callable[[object, dist.GradBucket], None]
 
 # Steps that a hook runs ungated before its first window: DDP rebuilds its buckets in them.
 WARM_UP_STEPS = 2
@@ -34,6 +37,14 @@ def _known(state, hook) -> tuple[Callable | None, int]:
     if hook in (powerSGD_hook.powerSGD_hook, powerSGD_hook.batched_powerSGD_hook):
         return flush_power_sgd, max(WARM_UP_STEPS, int(state.start_powerSGD_iter))
     return None, WARM_UP_STEPS
+
+
+def _settings(inner: object) -> dict[str, object]:
+    """What must be the same on every rank in the state of a hook that torch ships: the sizes of its messages follow
+    from it."""
+    if not isinstance(inner, powerSGD_hook.PowerSGDState):
+        return {}
+    return {name: value for name, value in _attributes(inner).items() if isinstance(value, (bool, int, float))}
 
 
 def _pickled(inner, name: str) -> torch.Tensor | None:
@@ -100,7 +111,19 @@ class _Core:
 class HookGateState:
     """State of a gated hook; made by gated(). ``inner`` is the wrapped hook's own state."""
 
-    def __init__(self, ddp, inner, hook, flush, name, start_step, log, say, timeout_s):
+    def __init__(
+        self,
+        ddp: torch.nn.parallel.DistributedDataParallel,
+        inner: object,
+        hook: Hook,
+        flush: Flush | None,
+        name: str,
+        start_step: int | None,
+        log: LogTarget,
+        say: Callable[[str], None] | None,
+        timeout_s: float | None,
+    ):
+        check_module(ddp)
         known_flush, first = _known(inner, hook)
         self.inner, self._hook, self._name = inner, hook, name
         self._names = {
@@ -117,16 +140,24 @@ class HookGateState:
         self._steps = 0
         self._action = HookGate.DENSE
         bytes_of = sum(p.numel() * p.element_size() for p in ddp.parameters() if p.requires_grad)
-        timeout_s = timeout_s or timeout_of(self._group)
         backend = str(dist.get_backend(self._group))
         if "gloo" not in backend:
             raise Error(2, f"gradgate: gated() times host futures: gloo groups only, found {backend}")
+        rank, lines, refusal = dist.get_rank(self._group), None, None
+        try:
+            lines = log_function(log, rank)
+        except Error as error:
+            refusal = error
+        flushed = "none" if self._flush is None else "given"
+        arguments = {"hook": name, "start_step": self._warm_up, "flush": flushed, "timeout_s": timeout_s}
+        arguments.update(_settings(inner))
+        agree(self._group, arguments, refusal)
+        timeout_s = timeout_s or timeout_of(self._group)
         self._own_group = group = sibling_group(self._group, timeout_s)
-        rank = dist.get_rank(group)
         self._issuer = Issuer(f"gradgate-hook-{rank}")
         try:
             self._core = self._issuer.call(
-                _Core, group, name, bytes_of, timeout_s, log_function(log, rank), say
+                _Core, group, name, bytes_of, timeout_s, lines, say
             )
         except BaseException:
             self._issuer.close()
@@ -275,15 +306,15 @@ def gated_foreign_hook(state: HookGateState, bucket: dist.GradBucket) -> torch.f
 
 def gated(
     ddp: torch.nn.parallel.DistributedDataParallel,
-    state,
-    hook: Callable,
-    flush: Callable[[object, dist.GradBucket], None] | None = None,
+    state: object,
+    hook: Hook,
+    flush: Flush | None = None,
     name: str | None = None,
     start_step: int | None = None,
     log: LogTarget = None,
     say: Callable[[str], None] | None = print_line,
     timeout_s: float | None = None,
-) -> tuple[HookGateState, Callable]:
+) -> tuple[HookGateState, Hook]:
     """Gates any DDP communication hook against dense: ``ddp.register_comm_hook(*gated(ddp, state, hook))``.
 
     Collective. The hook is a black box: whole steps with it are compared with dense ones on the running job (paired
@@ -301,8 +332,9 @@ def gated(
     return made, gated_foreign_hook
 
 
-def gated_fp16(ddp, **options) -> tuple[HookGateState, Callable]:
-    """torch's fp16_compress_hook, gated."""
+def gated_fp16(ddp: torch.nn.parallel.DistributedDataParallel, **options) -> tuple[HookGateState, Hook]:
+    """torch's fp16_compress_hook, gated. Collective; ``options`` are those of gated()."""
+    check_module(ddp)
     return gated(ddp, ddp.process_group, default_hooks.fp16_compress_hook, **options)
 
 
@@ -311,13 +343,18 @@ def bf16_cast_hook(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.f
     return default_hooks.bf16_compress_hook(group, bucket)
 
 
-def gated_bf16(ddp, **options) -> tuple[HookGateState, Callable]:
-    """torch's bf16_compress_hook, gated."""
+def gated_bf16(ddp: torch.nn.parallel.DistributedDataParallel, **options) -> tuple[HookGateState, Hook]:
+    """torch's bf16_compress_hook, gated. Collective; ``options`` are those of gated()."""
+    check_module(ddp)
     return gated(ddp, ddp.process_group, bf16_cast_hook, **options)
 
 
-def gated_power_sgd(ddp, matrix_approximation_rank: int = 1, **options) -> tuple[HookGateState, Callable]:
-    """torch's PowerSGD hook, gated; its error is flushed when the gate closes."""
+def gated_power_sgd(
+    ddp: torch.nn.parallel.DistributedDataParallel, matrix_approximation_rank: int = 1, **options
+) -> tuple[HookGateState, Hook]:
+    """torch's PowerSGD hook, gated; its error is flushed when the gate closes. Collective; ``options`` are those of
+    gated(). For other settings of PowerSGD make its state yourself: gated(ddp, PowerSGDState(…), powerSGD_hook)."""
+    check_module(ddp)
     # On a group of its own: its later collectives start from completion callbacks, beside whatever DDP sends.
     group = sibling_group(ddp.process_group, options.get("timeout_s") or timeout_of(ddp.process_group))
     inner = powerSGD_hook.PowerSGDState(

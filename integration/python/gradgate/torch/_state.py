@@ -16,7 +16,7 @@ from ._device import DeviceCore
 from ._group import DTYPE_CODES, sibling_group
 from ._issuer import Issuer
 from ._profile import read as read_profile
-from ._support import close_issuer, log_function, print_line, result_of, timeout_of
+from ._support import LogTarget, Scaler, agree, check_module, close_issuer, log_function, print_line, result_of, timeout_of
 from ._words import LastWords
 
 
@@ -52,9 +52,9 @@ class GateState:
         ddp: torch.nn.parallel.DistributedDataParallel,
         codecs: Sequence[str] = ("bf16", "int8"),
         mode: str = "auto",
-        scaler=None,
+        scaler: Scaler | None = None,
         start_step: int = 0,
-        log: str | pathlib.Path | Callable[[str], None] | None = None,
+        log: LogTarget = None,
         say: Callable[[str], None] | None = print_line,
         seed: int = 0,
         timeout_s: float | None = None,
@@ -78,21 +78,27 @@ class GateState:
             "error_budget": float(error_budget),
             "profile": None if profile is None else str(profile),
         }
-        self._scaler = scaler
-        self._log, self._say = log, say
         self._waiting_state: dict | None = None
-        self.attach(ddp)
+        self.attach(ddp, scaler, log, say)
 
     # --- life
 
-    def attach(self, ddp: torch.nn.parallel.DistributedDataParallel) -> None:
-        """Collective. Connects a state that was unpickled to a module; the constructor does it for a new one."""
+    def attach(
+        self,
+        ddp: torch.nn.parallel.DistributedDataParallel,
+        scaler: Scaler | None = None,
+        log: LogTarget = None,
+        say: Callable[[str], None] | None = print_line,
+    ) -> None:
+        """Collective. Connects a state that was unpickled to a module; the constructor does it for a new one. What is
+        of a process and not of a state, scaler, log and say, is given anew."""
         if getattr(self, "_core", None) is not None or getattr(self, "_plain", False):
             raise Error(10, "gradgate: this GateState is attached already")
-        if not isinstance(ddp, torch.nn.parallel.DistributedDataParallel):
-            raise Error(1, f"gradgate: ddp is a {type(ddp).__name__}, accepted: a DistributedDataParallel module")
+        check_module(ddp)
+        self._scaler, self._log, self._say = scaler, None, say
         self._group = ddp.process_group
         self._size = dist.get_world_size(self._group)
+        self._compare(log)
         self._names = {
             id(parameter): canonical_name(name)
             for name, parameter in ddp.named_parameters(remove_duplicate=False)
@@ -128,11 +134,22 @@ class GateState:
         if waiting is not None:
             self.load_state_dict(waiting)
 
+    def _compare(self, log: LogTarget) -> None:
+        """Collective. Opens the log, and raises on every rank where one cannot or has other arguments. Only what may
+        differ is left out: log, say, and the profile, which the session compares by its numbers."""
+        refusal = None
+        try:
+            self._log = log_function(log, dist.get_rank(self._group)) if self.options["mode"] != "off" else None
+        except Error as error:
+            refusal = error
+        arguments = {name: value for name, value in self.options.items() if name != "profile"}
+        arguments["codecs"] = ",".join(self.options["codecs"])
+        agree(self._group, {**arguments, "scaler": "none" if self._scaler is None else "given"}, refusal)
+
     def _start(self) -> None:
         timeout_s = self.options["timeout_s"] or timeout_of(self._group)
         group = self._group if self._on_device else sibling_group(self._group, timeout_s)
         rank = dist.get_rank(group)
-        log = log_function(self._log, rank)
         profile = self._read_profile()
         options = {
             "mode": self.options["mode"],
@@ -144,21 +161,21 @@ class GateState:
             "profile": profile,
         }
         if self._on_device:
-            return self._start_on_device(options, log)
+            return self._start_on_device(options)
         self._issuer = Issuer(f"gradgate-{rank}")
         words = LastWords(getattr(group, "group_name", "group"))
         try:
-            arguments = (group, options, self.options["start_step"], log, self._say, words, self._issuer.submit)
+            arguments = (group, options, self.options["start_step"], self._log, self._say, words, self._issuer.submit)
             self._core = self._issuer.call(Core, *arguments)
         except BaseException:
             self._issuer.close()
             raise
         self._finalizer = weakref.finalize(self, close_issuer, self._issuer, self._core)
 
-    def _start_on_device(self, options: dict, log) -> None:
+    def _start_on_device(self, options: dict) -> None:
         """No thread: the hook enqueues, and results are handed over on a stream that follows the session's."""
         self._issuer = None
-        self._core = DeviceCore(self._group, options, self.options["start_step"], log, self._say, None)
+        self._core = DeviceCore(self._group, options, self.options["start_step"], self._log, self._say, None)
         self._results = torch.cuda.Stream()
         self._finalizer = weakref.finalize(self, self._core.close)
 
@@ -184,7 +201,6 @@ class GateState:
     def __setstate__(self, pickled: dict) -> None:
         self.options = pickled["options"]
         self._waiting_state = pickled["state"]
-        self._scaler, self._log, self._say = None, None, print_line
         self._core, self._plain = None, False
 
     # --- the hook

@@ -2,16 +2,27 @@
 
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
+from .._native import Error
+from ._group import status_of
 from ._issuer import Issuer
 
 DEFAULT_TIMEOUT_S = 300.0
 
 LogTarget = str | pathlib.Path | Callable[[str], None] | None
+
+
+class Scaler(Protocol):
+    """What is asked of a loss scaler: torch's ``GradScaler``, or another."""
+
+    def get_scale(self) -> float:
+        """By what the loss of the step that comes is multiplied."""
+
 
 
 def print_line(line: str) -> None:
@@ -37,12 +48,41 @@ class _LogFile:
         self._file.flush()
 
 
+def check_module(ddp: object) -> None:
+    """Error(invalid_argument) for what is no DistributedDataParallel module."""
+    if not isinstance(ddp, torch.nn.parallel.DistributedDataParallel):
+        raise Error(1, f"gradgate: ddp is a {type(ddp).__name__}, accepted: a DistributedDataParallel module")
+
+
 def log_function(target: LogTarget, rank: int) -> Callable[[str], None] | None:
-    """A path is rank 0's file; with ``{rank}`` in it, every rank's."""
+    """A path is rank 0's file; with ``{rank}`` in it, every rank's. Error(io_error) where it cannot be opened."""
     if not isinstance(target, (str, pathlib.Path)):
         return target
     named = str(target).replace("{rank}", str(rank))
-    return _LogFile(pathlib.Path(named)) if rank == 0 or named != str(target) else None
+    if rank != 0 and named == str(target):
+        return None
+    try:
+        return _LogFile(pathlib.Path(named))
+    except OSError as error:
+        raise Error(12, f"gradgate: cannot write log {named}: {error.strerror or error}") from None
+
+
+def agree(group: dist.ProcessGroup, arguments: Mapping[str, object], refusal: Error | None = None) -> None:
+    """Collective. Raises Error on every rank when one has a refusal, or when an argument is not what it is on rank 0."""
+    everyone = [({}, None)] * dist.get_world_size(group)
+    try:
+        dist.all_gather_object(everyone, ({name: str(value) for name, value in arguments.items()}, refusal), group=group)
+    except RuntimeError as error:
+        raise Error(status_of(error), f"gradgate: comparing the ranks' arguments: {error}") from error
+    for rank, (_, other) in enumerate(everyone):
+        if other is not None:
+            raise refusal or Error(other.code, f"{other._text} (on rank {rank})")
+    first = everyone[0][0]
+    for rank, (theirs, _) in enumerate(everyone):
+        for name, value in theirs.items():
+            if value != first[name]:
+                text = f"{name} is '{first[name]}' on rank 0 and '{value}' on rank {rank}"
+                raise Error(6, f"gradgate: ranks disagree: {text}")
 
 
 def close_issuer(issuer: Issuer, core) -> None:
