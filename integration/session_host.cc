@@ -1,9 +1,57 @@
 // The session over host memory: a bucket's way through its exchange. At most one bucket is left on the wire, and ends
 // before the one after the next begins. When it does may differ between ranks: what is started keeps its order, and so
 // does the rest, also where a failure makes all of them repeat a bucket (Communicator::start_all_gather()).
+#include <algorithm>
+#include <cstring>
+
 #include "integration/session_impl.h"
 
 namespace gradgate {
+namespace {
+
+template <class Word>
+bool all_zero(const void* data, size_t first, size_t count) noexcept {
+  constexpr auto kMagnitude = static_cast<Word>(static_cast<Word>(~Word{0}) >> 1);  // of a number that may be -0
+  for (size_t i = first; i < first + count; ++i) {
+    Word word;
+    std::memcpy(&word, static_cast<const std::byte*>(data) + i * sizeof(Word), sizeof(Word));
+    if ((word & kMagnitude) != 0) return false;
+  }
+  return true;
+}
+
+bool all_zero(const Vec& v, size_t first, size_t count) noexcept {
+  return dtype_bytes(v.dtype) == 2 ? all_zero<uint16_t>(v.data, first, count)
+                                   : all_zero<uint32_t>(v.data, first, count);
+}
+
+}  // namespace
+
+// Codecs keep the residual of a group of 256 elements whose gradient is zero, so that a parameter that takes no part
+// in a step sends nothing: a trainer drops what arrives for it, and it would be lost. In a group that it shares with
+// another parameter it is kept here, out of the codec's sight until the exchange is over.
+void SessionImpl::hold_edges(const Bucket& bucket, HostFlight* flight) noexcept {
+  float* kept = flight->held.data();
+  for (size_t i = 0; i < bucket.edges.size(); ++i) {
+    const auto [id, offset, count] = bucket.edges[i];
+    flight->is_held[i] = all_zero(flight->args.gradient, offset, count);
+    if (!flight->is_held[i]) continue;
+    float* residual = flight->args.residual + offset;
+    kept = std::copy(residual, residual + count, kept);
+    std::fill(residual, residual + count, 0.0f);
+  }
+}
+
+// Added, not put back: a codec that turns zeros into something leaves an error there.
+void SessionImpl::return_edges(const Bucket& bucket, HostFlight* flight) noexcept {
+  const float* kept = flight->held.data();
+  float* residuals = residuals_.floats() + bucket.residual_offset;
+  for (size_t i = 0; i < bucket.edges.size(); ++i) {
+    const auto [id, offset, count] = bucket.edges[i];
+    if (!flight->is_held[i]) continue;
+    for (size_t j = offset; j < offset + count; ++j) residuals[j] += *kept++;
+  }
+}
 
 Status SessionImpl::reduce(uint32_t index, Vec gradient, bool leave) noexcept {
   Bucket& bucket = buckets_[index];
@@ -24,6 +72,7 @@ Status SessionImpl::reduce(uint32_t index, Vec gradient, bool leave) noexcept {
   flight.args.workspace = {workspace_.data() + static_cast<size_t>(place) * bytes, bytes};
   flight.args.threshold = &bucket.threshold;
   if (flight.args.residual != nullptr) GRADGATE_TRY(save_residual(bucket));
+  if (now.feedback == Feedback::apply) hold_edges(bucket, &flight);
   flight.guarded = begin_guard(plan, &flight.args, &flight.reading);
 
   Message why;
@@ -59,6 +108,7 @@ Status SessionImpl::settle_flight(HostFlight& flight, Status status, const Messa
   note_residual(bucket, flight.turn);
   watch_result(gradient);
   if (flight.guarded) end_guard(flight.index, flight.args, flight.reading);
+  if (flight.turn.feedback == Feedback::apply) return_edges(bucket, &flight);
   count_exchange(flight.index, flight.turn, flight.args.shape, times, true);
   stats_.non_finite += times.non_finite;
   return end_bucket(flight.index);

@@ -88,12 +88,13 @@ class SessionImpl final : public Session {
     DType dtype = DType::f32;
     size_t count = 0;
     std::vector<ParamSlice> slices;
-    bool has_residual = false;   ///< some candidate of this bucket uses feedback
-    size_t residual_offset = 0;  ///< into residuals_
-    bool pending = false;        ///< the residual may hold unsent gradient
-    bool in_shards = false;      ///< what is pending lies in the shards of a hierarchical exchange
-    uint32_t threshold = 0;      ///< topk: of its last step
-    bool saved = false;          ///< before_ holds this bucket's residual as it was before the step that runs
+    std::vector<ParamSlice> edges;  ///< parts of parameters in groups of 256 that they share with a neighbour
+    bool has_residual = false;      ///< some candidate of this bucket uses feedback
+    size_t residual_offset = 0;     ///< into residuals_
+    bool pending = false;           ///< the residual may hold unsent gradient
+    bool in_shards = false;         ///< what is pending lies in the shards of a hierarchical exchange
+    uint32_t threshold = 0;         ///< topk: of its last step
+    bool saved = false;             ///< before_ holds this bucket's residual as it was before the step that runs
     bool pending_before = false;
     double ready_s = std::numeric_limits<double>::quiet_NaN();  ///< bucket_ready() of the step that runs
   };
@@ -111,6 +112,8 @@ class SessionImpl final : public Session {
     Turn turn;
     gate::GuardReading reading;
     bool guarded = false;
+    std::vector<float> held;       ///< residuals of edges that do not take part
+    std::vector<uint8_t> is_held;  ///< by edge
     comm::ExchangeRun run;
   };
 
@@ -146,6 +149,8 @@ class SessionImpl final : public Session {
   Status reduce(uint32_t index, Vec gradient, bool leave) noexcept;
   /// Ends the exchange that was left on the wire, if one was.
   Status finish_left() noexcept;
+  void hold_edges(const Bucket& bucket, HostFlight* flight) noexcept;
+  void return_edges(const Bucket& bucket, HostFlight* flight) noexcept;
   Status settle_flight(HostFlight& flight, Status status, const Message& why) noexcept;
   /// One per exchange that can be under way at a time.
   size_t workspaces() const noexcept { return comm_.can_start() ? 2 : 1; }

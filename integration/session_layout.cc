@@ -39,6 +39,25 @@ Status SessionImpl::check_layout(std::span<const BucketLayout> buckets, Message*
   return {};
 }
 
+namespace {
+
+/// The parts of parameters that lie in a group of 256 elements together with a part of another one.
+std::vector<ParamSlice> shared_edges(std::span<const ParamSlice> slices, size_t total) {
+  constexpr size_t kGroup = 256;
+  std::vector<ParamSlice> edges;
+  for (const ParamSlice& slice : slices) {
+    const size_t end = slice.offset + slice.count;
+    const size_t head =
+        slice.offset % kGroup == 0 ? slice.offset : std::min(end, slice.offset / kGroup * kGroup + kGroup);
+    const size_t tail = end == total ? end : std::max(head, end / kGroup * kGroup);
+    if (head > slice.offset) edges.push_back({slice.param_id, slice.offset, head - slice.offset});
+    if (end > tail) edges.push_back({slice.param_id, tail, end - tail});
+  }
+  return edges;
+}
+
+}  // namespace
+
 Status SessionImpl::set_layout(std::span<const BucketLayout> buckets) noexcept {
   if (failed_) return refuse(StatusCode::bad_state, "this session failed before: %s", error_.text);
   if (next_bucket_ != 0 && !unplanned_)
@@ -106,8 +125,23 @@ Status SessionImpl::build_layout(std::span<const BucketLayout> layout) {
     if (bucket.has_residual) {
       bucket.residual_offset = residual_count;
       residual_count += bucket.count;
+      bucket.edges = shared_edges(bucket.slices, bucket.count);
     }
     next.push_back(std::move(bucket));
+  }
+
+  // Room for what hold_edges() takes out of any bucket's residual.
+  size_t edges = 0, held = 0;
+  for (const Bucket& bucket : next) {
+    size_t elements = 0;
+    for (const ParamSlice& edge : bucket.edges) elements += edge.count;
+    edges = std::max(edges, bucket.edges.size());
+    held = std::max(held, elements);
+  }
+  for (HostFlight& flight : host_flights_) {
+    if (place_.on_device()) break;
+    flight.held.resize(held);
+    flight.is_held.resize(edges);
   }
 
   std::vector<Bucket> old_buckets = std::move(buckets_);

@@ -1,6 +1,7 @@
 // Residuals through a session's life: the conservation law under opening, closing, probing, flushing and regrouping;
 // checkpoints; layouts.
 #include <algorithm>
+#include <limits>
 #include <random>
 
 #include "tests/session/session_fixture.h"
@@ -122,6 +123,57 @@ void law_run(const char* spec, Mode mode, int ranks, uint64_t seed, double toler
     }
   }
   EXPECT_LE(worst, tolerance);
+}
+
+// A trainer drops what arrives for a parameter that no rank used. So nothing may: neither a result, nor a change of the
+// residual, also where the parameter shares groups of 256 elements with its neighbours.
+void unused_run(const char* spec, int ranks, size_t count, bool scaled) {
+  SCOPED_TRACE(std::string(spec) + " ranks " + std::to_string(ranks) + " count " + std::to_string(count));
+  const Model model{{count, count, count}};
+  on_ranks(ranks, nullptr, [&](int r, Communicator& comm) {
+    Candidate candidate;
+    ASSERT_TRUE(parse_candidate(spec, &candidate, nullptr).ok());
+    const auto session = make_session(comm, Mode::on, {}, [&](SessionOptions& options) {
+      options.candidates = {&candidate, 1};
+    });
+    ASSERT_TRUE(set_layout(*session, model.slices({{0, 1, 2}})).ok()) << session->last_error();
+    if (scaled) {
+      ASSERT_TRUE(session->set_gradient_scale(1).ok());
+    }
+    std::vector<float> before(3 * count);
+    for (uint64_t step = 0; step < 12; ++step) {
+      const bool used = step < 4 || step > 9, overflows = scaled && step == 6;
+      std::vector<float> gradient(3 * count);
+      for (size_t i = 0; i < gradient.size(); ++i)
+        gradient[i] = used || i / count != 1 ? small_integer(r, step, i) : (i % 2 == 0 ? 0.0f : -0.0f);
+      if (overflows) gradient[0] = std::numeric_limits<float>::infinity();
+      ASSERT_TRUE(session->all_reduce(0, {gradient.data(), gradient.size(), DType::f32}).ok()) << session->last_error();
+      std::vector<float> after(3 * count);
+      ASSERT_TRUE(session->read_residual(0, after.data()).ok());
+      if (!used) {
+        for (size_t i = count; i < 2 * count; ++i) {
+          ASSERT_EQ(after[i], before[i]) << "step " << step << " element " << i;
+          if (!overflows) {
+            ASSERT_EQ(gradient[i], 0.0f) << "step " << step << " element " << i;
+          }
+        }
+      }
+      if (overflows) {
+        EXPECT_EQ(after, before);  // the step is taken back as a whole
+      }
+      before = after;
+    }
+    EXPECT_TRUE(std::any_of(before.begin() + static_cast<ptrdiff_t>(count),
+                            before.begin() + static_cast<ptrdiff_t>(2 * count), [](float e) { return e != 0.0f; }));
+  });
+}
+
+TEST(UnusedParameter, NeitherSendsNorLosesAnything) {
+  for (const char* spec : {"chunk-topk:4/1024", "chunk-topk:4/1024@all_gather", "topk:0.02", "int8:ef", "int4"}) {
+    for (const int ranks : {2, 3})
+      for (const size_t count : {100, 1000, 1024}) unused_run(spec, ranks, count, false);
+    unused_run(spec, 2, 1000, true);
+  }
 }
 
 TEST(ConservationLaw, HoldsExactlyForTopkOnIntegersThroughGateFlushAndRegrouping) {
