@@ -189,6 +189,109 @@ def test_unused_parameters_get_nothing(pool):
             assert a == 1.0 and abs(b - 0.5) < 0.005 and c is None
 
 
+class Three(nn.Module):
+    """Three vectors whose gradients are given; the middle one may take no part. 1000 is no multiple of 256."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.c, self.b = (nn.Parameter(torch.zeros(1000)) for _ in range(3))
+
+    def forward(self, given, use_c):
+        out = (self.a * given[0]).sum() + (self.b * given[2]).sum()
+        return out + (self.c * given[1]).sum() if use_c else out
+
+
+def unused_with_a_residual(codec):
+    """c is used in steps 0 to 3 and in the last one; in between its residual waits, and reaches neither a nor b."""
+    ddp = wrap(Three(), 25, find_unused_parameters=True)
+    state = gate(ddp, mode="on", codecs=[codec])
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    given, sent, waiting = torch.zeros(3, 1000), torch.zeros(3, 1000), None
+    for step in range(9):
+        use_c = step < 4 or step == 8
+        rows = torch.randint(-8, 9, (3, 1000), generator=generator).float()
+        ddp.zero_grad(set_to_none=True)
+        ddp(rows, use_c).backward()
+        for row, (name, parameter) in enumerate(zip("acb", (ddp.module.a, ddp.module.c, ddp.module.b))):
+            if name == "c" and not use_c:
+                assert parameter.grad is None
+                waiting = state.residuals()["c"] if waiting is None else waiting
+                assert torch.equal(state.residuals()["c"], waiting) and waiting.any()
+                continue
+            given[row] += rows[row]
+            sent[row] += parameter.grad * dist.get_world_size()
+    left = state.residuals()
+    both = torch.stack([given, torch.stack([left[name] for name in "acb"])])
+    dist.all_reduce(both)
+    assert torch.equal(sent + both[1], both[0])
+
+
+# DDP-2, with something to lose.
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_residual_of_an_unused_parameter_waits(pool, size):
+    pool.run(size, unused_with_a_residual, "chunk-topk:4/1024")
+
+
+class FakeBucket:
+    """A bucket as DDP shows it, of parameters and in an order that the test chooses."""
+
+    def __init__(self, index, parameters, values, last):
+        self._index, self._parameters, self._buffer, self._last = index, parameters, values, last
+
+    def index(self):
+        return self._index
+
+    def buffer(self):
+        return self._buffer
+
+    def parameters(self):
+        return self._parameters
+
+    def is_last(self):
+        return self._last
+
+
+# Each layout for 5 steps: buckets of the same size in another order, other cuts, and the first again.
+LAYOUTS = [["abc", "d"], ["bac", "d"], ["cab", "d"], ["a", "bd", "c"], ["abcd"], ["abc", "d"]]
+
+
+def relaid(codec):
+    sizes = {"a": 700, "b": 700, "c": 700, "d": 3000}
+    ddp = wrap(nn.ParameterDict({name: nn.Parameter(torch.zeros(size)) for name, size in sizes.items()}))
+    state = gg.GateState(ddp, mode="on", codecs=[codec], say=None)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    given, sent = ({name: torch.zeros(size) for name, size in sizes.items()} for _ in range(2))
+    for layout in LAYOUTS:
+        for _ in range(5):
+            futures = []
+            for index, names in enumerate(layout):
+                mine = [torch.randint(-8, 9, (sizes[name],), generator=generator).float() for name in names]
+                for name, values in zip(names, mine):
+                    given[name] += values
+                parameters = [ddp.module[name] for name in names]
+                bucket = FakeBucket(index, parameters, torch.cat(mine), index + 1 == len(layout))
+                futures.append((names, gg.gated_hook(state, bucket)))
+            for names, future in futures:
+                for name, values in zip(names, future.wait().split([sizes[name] for name in names])):
+                    sent[name] += values * dist.get_world_size()
+        assert any(values.any() for values in state.residuals().values())  # something that could be mixed up
+    left = state.residuals()
+    for name in sizes:
+        both = torch.stack([given[name], left[name]])
+        dist.all_reduce(both)
+        assert torch.equal(sent[name] + both[1], both[0]), name
+    stats = state.stats()
+    assert stats["gradgate/dropped_residuals"] == 0 and stats["gradgate/compressed/buckets"] > 30
+    return torch.cat(list(sent.values()))
+
+
+# EF-3, while residuals wait, and DTY-2: DDP's own rebuilding comes before there are any.
+@pytest.mark.parametrize("codec", ["chunk-topk:8/1024", "topk:0.01"])
+def test_residuals_follow_their_parameters_into_other_orders_and_buckets(pool, codec):
+    first, second = pool.run(2, relaid, codec)
+    assert torch.equal(first, second)
+
+
 def uneven(mode, codecs, by_initial_size=True):
     ddp = wrap(Linear(600))
     state = gate(ddp, mode=mode, codecs=codecs)

@@ -1,4 +1,4 @@
-"""The state's life beside the training: threads, delays, overlap, random state, compiled modules, clipping."""
+"""The state's life beside the training: threads, overlap, random state, compiled modules, clipping."""
 
 import gc
 import random
@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -49,30 +50,6 @@ def test_a_dropped_state_ends_its_thread(pool):
     pool.run(2, life)
 
 
-def delays(steps):
-    ddp = wrap(deep(width=16, layers=10), 0.0003)
-    lines = []
-    state = gate(ddp, mode="auto", codecs=["int8", "chunk-topk:8/1024"], log=lines.append)
-    rank = dist.get_rank()
-    delay = random.Random(rank)
-    for p in list(ddp.parameters())[::4]:
-        p.register_hook(lambda g: time.sleep(0.0003 * delay.random()) if delay.random() < 0.2 else None)
-    train(ddp, steps, lr=0.01, width=16)
-    assert len(state.explain()) >= 8
-    mine = torch.cat([w.flatten() for w in weights(ddp)])
-    lowest, highest = mine.clone(), mine.clone()
-    dist.all_reduce(lowest, dist.ReduceOp.MIN)
-    dist.all_reduce(highest, dist.ReduceOp.MAX)
-    assert torch.equal(lowest, highest)
-    return lines
-
-
-def test_random_delays_keep_ranks_and_logs_identical(pool):
-    logs = pool.run(3, delays, 1000, timeout_s=200)
-    assert logs[0] == logs[1] == logs[2]
-    assert any('"event":"hold"' in line for line in logs[0])
-
-
 def compiled():
     torch._dynamo.config.optimize_ddp = True
     model = deep()
@@ -87,6 +64,31 @@ def compiled():
 
 def test_compiled_module(pool):
     pool.run(2, compiled, timeout_s=200)
+
+
+def compiled_outside(codec):
+    """torch.compile around DDP, which cuts the graph at its buckets; against the same training uncompiled."""
+    torch._dynamo.config.optimize_ddp = True
+    runs = []
+    for wrapped in (lambda ddp: ddp, lambda ddp: torch.compile(ddp, backend="eager")):
+        ddp = wrap(deep(width=400, layers=8), 1)  # torch.compile wants buckets of 1 MB or more
+        state = gate(ddp, mode="on", codecs=[codec])
+        model = wrapped(ddp)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+        for step in range(6):
+            optimizer.zero_grad()
+            model(batch(step, 400)).square().mean().backward()
+            optimizer.step()
+        assert state.stats()["gradgate/compressed/buckets"] >= 12
+        runs.append((weights(ddp), state.residuals()))
+    (expected, left), (seen, left_compiled) = runs
+    assert equal(expected, seen) and left.keys() == left_compiled.keys()
+    assert all(torch.equal(left[name], left_compiled[name]) for name in left)
+
+
+@pytest.mark.parametrize("codec", ["int8", "chunk-topk:8/1024"])
+def test_a_compiled_ddp_module_is_compressed_as_it_is_uncompiled(pool, codec):
+    pool.run(2, compiled_outside, codec, timeout_s=200)
 
 
 def clipped(mode):

@@ -50,15 +50,16 @@ def second_part(options, steps, checkpoints, ddp_options):
 @pytest.mark.parametrize(
     "steps,ddp_options",
     [
+        (2, {}),
         (3, {}),
         (5, {"static_graph": True}),
         (3, {"find_unused_parameters": True}),
         (3, {"gradient_as_bucket_view": True}),
     ],
 )
-@pytest.mark.parametrize("mode", ["on", "auto"])
-def test_resume_is_exact(pool, steps, ddp_options, mode):
-    options = {**OPTIONS, "mode": mode}
+@pytest.mark.parametrize("mode,codec", [("on", "chunk-topk:16/1024"), ("on", "int8:sr:ef"), ("auto", "int8")])
+def test_resume_is_exact(pool, steps, ddp_options, mode, codec):
+    options = {**OPTIONS, "mode": mode, "codecs": [codec]}
     whole = pool.run(2, first_part, options, steps, ddp_options)
     resumed = pool.run(2, second_part, options, steps, [checkpoint for checkpoint, _, _ in whole], ddp_options)
     for (_, expected, total), (seen, resumed_total) in zip(whole, resumed):
