@@ -3,10 +3,19 @@
 import multiprocessing
 import os
 import socket
+import subprocess
+import sys
 import traceback
 from datetime import timedelta
 
 GROUP_TIMEOUT_S = 30.0
+
+
+def gradgate(*arguments, timeout_s: float = 60, **environment) -> subprocess.CompletedProcess:
+    """Runs ``python -m gradgate …`` in a process of its own."""
+    command = [sys.executable, "-m", "gradgate", *arguments]
+    env = {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=env)
 
 
 def free_port() -> int:

@@ -1,9 +1,13 @@
 """The package as it is installed: a wheel from `pip install .`, quiet imports, the errors of a wrong library."""
 
+import inspect
 import os
 import pathlib
 import subprocess
 import sys
+
+import gradgate
+import gradgate.torch
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -87,6 +91,31 @@ assert threading.active_count() == 1
 """
     done = python(code)
     assert done.returncode == 0 and done.stderr == "", done.stderr
+
+
+def test_the_public_interface_has_docstrings_and_type_hints():
+    """Of gradgate and gradgate.torch: what __all__ names, and the public methods of its classes."""
+    missing = []
+    for module in (gradgate, gradgate.torch):
+        for name in module.__all__:
+            thing = getattr(module, name)
+            parts = [(f"{module.__name__}.{name}", thing)]
+            if inspect.isclass(thing):
+                parts += [(f"{name}.{k}", v) for k, v in vars(thing).items() if k == "__init__" or k[0] != "_"]
+            for where, part in parts:
+                function = part.fget if isinstance(part, property) else part
+                if not callable(function):
+                    continue
+                if not function.__name__.startswith("__") and not inspect.getdoc(function):
+                    missing.append(f"{where}: docstring")
+                if inspect.isfunction(function):
+                    signature = inspect.signature(function)
+                    named = [p for p in signature.parameters.values() if p.name != "self" and p.kind != p.VAR_KEYWORD]
+                    missing += [f"{where}: {p.name}" for p in named if p.annotation is p.empty]
+                    if function.__name__ != "__init__" and signature.return_annotation is signature.empty:
+                        missing.append(f"{where}: result")
+    assert missing == []
+    assert (pathlib.Path(gradgate.__file__).parent / "py.typed").exists()
 
 
 # BLD-6, with the next but one.

@@ -53,7 +53,12 @@ def main() -> int:
     try:
         arguments.run(arguments)
     except Error as error:
-        print(f"gradgate: {error}", file=sys.stderr)
+        print(f"gradgate: {error}" if not str(error).startswith("gradgate") else error, file=sys.stderr)
+        return 1
+    except ImportError as error:
+        if error.name != "torch":
+            raise
+        print(error, file=sys.stderr)
         return 1
     return 0
 

@@ -3,7 +3,6 @@
 import json
 import os
 import pathlib
-import tempfile
 
 from ._native import Error
 
@@ -12,8 +11,14 @@ PLACE = "GRADGATE_RECORDS"
 
 def read_log(path: str | os.PathLike) -> list[dict]:
     """The records of a log. Error names the first line that is not one."""
+    try:
+        lines = pathlib.Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise Error(12, f"gradgate report: cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise Error(1, f"gradgate report: {path} is not UTF-8: {error}") from None
     records = []
-    for number, line in enumerate(pathlib.Path(path).read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
@@ -40,7 +45,11 @@ def write(log: str | os.PathLike, output: str | os.PathLike) -> int:
     records = read_log(log)
     page = render(records)
     target = pathlib.Path(output)
-    with tempfile.NamedTemporaryFile("w", dir=target.parent, encoding="utf-8", delete=False) as file:
-        file.write(page)
-    os.replace(file.name, target)
+    draft = target.with_name(f"{target.name}.{os.getpid()}")
+    try:
+        draft.write_text(page, encoding="utf-8")
+        draft.replace(target)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise Error(12, f"gradgate report: cannot write {output}: {error.strerror or error}") from None
     return len(records)

@@ -169,7 +169,9 @@ class HookGateState:
         self._finalizer()
 
     def stats(self) -> dict[str, int | float]:
-        """Totals under slash names: steps, steps that ran the hook, seconds saved (verified), seconds per step."""
+        """Totals of this rank under slash names: gradgate/steps and hook_steps (counts; those after start_step, and
+        those of them that ran the hook), saved_s (seconds, verified), dense_step_s and plan_step_s (seconds of a step,
+        dense and with the hook; NaN before they were measured)."""
         stats = self._issuer.call(self._core.gate.stats)
         return {f"gradgate/{name}": value for name, value in stats.items()}
 

@@ -324,7 +324,22 @@ class GateState:
             self._call(self._core.flush)
 
     def stats(self) -> dict[str, int | float]:
-        """Totals of this rank under slash names, for any experiment tracker: counts, bytes, seconds."""
+        """Totals of this rank since the state was made, under slash names, for any experiment tracker.
+
+        gradgate/steps, skipped_steps: synchronised backward passes; those that the scaler skipped.
+        gradgate/dense/buckets, compressed/buckets, failed_exchanges, demotions: reductions by kind; compressed ones
+            that were repeated dense; buckets in which the guard closed a codec.
+        gradgate/dense/bytes, wire/bytes, ratio: bytes of all gradients; bytes that were sent for them, both without
+            the backend's own copies; the first divided by the second.
+        gradgate/encode_s, transfer_s, decode_s, gate_s: seconds spent; gate_s is probing, measuring and agreeing.
+        gradgate/saved_s: seconds saved against dense, verified; negative where the gate lost time.
+        gradgate/compression_error, residual_ratio: the largest relative L2 error, and norm of residual ÷ norm of
+            gradient, of a bucket when the guard last looked.
+        gradgate/non_finite: elements that were Inf or NaN when they were encoded.
+        gradgate/dropped_residuals, dropped_sum: residual elements whose parameter vanished or changed size; their sum.
+
+        In mode off, and where everything is dense because of the device, only gradgate/steps.
+        """
         if self._plain:
             return {"gradgate/steps": self._steps_plain}
         found = self._call(self._core.stats)
@@ -335,7 +350,7 @@ class GateState:
         return stats
 
     def explain(self) -> list[str]:
-        """One line per bucket: the inequality with its numbers, and what is sent."""
+        """One line per bucket: the inequality with its numbers (milliseconds), and what is sent. Empty in mode off."""
         return [] if self._plain else self._call(self._core.explain)
 
     def phase(self) -> str:

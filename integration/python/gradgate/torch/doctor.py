@@ -6,13 +6,14 @@ answer is a prediction.
 """
 
 import json
+import os
 import re
 
 import torch
 import torch.distributed as dist
 
 from .._native import Error
-from .._session import Session, param_id
+from .._session import Session, between, param_id
 from ._group import DTYPE_CODES, Communicator, sibling_group
 from ._support import timeout_of
 
@@ -56,7 +57,7 @@ def advise(params: int, step_s: float, dtype: torch.dtype, codecs: str, group: d
         session = Session(
             communicator.handle,
             "observe",
-            codecs,
+            ",".join(between(size, "observe", codecs.split(","))),
             0,
             timeout_of(group),
             log=lambda line: decisions.append(json.loads(line)),
@@ -106,7 +107,7 @@ def main(arguments) -> None:
     """The command. Uses the process group of torchrun's environment; alone it is a group of one."""
     params, step_s = parse_count(arguments.params), parse_seconds(arguments.step)
     dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[arguments.dtype]
-    if not dist.is_torchelastic_launched():
+    if not dist.is_torchelastic_launched() and "RANK" not in os.environ:
         raise Error(10, "run it on your process group: torchrun --nproc-per-node N -m gradgate doctor …")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
