@@ -10,9 +10,12 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.join import Join
 
+import gradgate
 import gradgate.torch as gg
 from gradgate._session import between
-from models import batch, deep, equal, gate, gradients, wrap
+from gradgate.torch import _group
+from models import batch, deep, equal, gate, gradients, train, wrap
+from ranks import free_port
 
 TOPK = "chunk-topk:1/1024"
 
@@ -511,6 +514,50 @@ def test_an_all_to_all_in_rounds_gives_the_same_bits(pool, size, codec):
     assert all(equal(seen, at_once[0][1]) for _, seen in [*rounds, *at_once])
     for results in (rounds, at_once):
         assert len({chosen for chosen, _ in results}) == 1  # the ranks measured, and agreed
+
+
+def over_another_backend(name, port, codec):
+    """A training over gloo by another name, without what torch's MPI backend does not do; its gradients, and those of a
+    group of some of the ranks."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+    if name != "gloo":
+
+        def create(store, rank, size, timeout):
+            return dist.ProcessGroupGloo(store, rank, size, timeout)
+
+        if name not in dist.Backend.backend_list:
+            dist.Backend.register_backend(name, create, devices=["cpu"])
+        new_group, gather = dist.new_group, _group._all_gather
+
+        def new_group_with_all(*arguments, use_local_synchronization=False, **named):
+            assert not use_local_synchronization
+            return new_group(*arguments, **named)
+
+        dist.new_group, _group._all_gather = new_group_with_all, None
+    try:
+        dist.init_process_group(name, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
+        ddp = wrap(deep())
+        state = gate(ddp, mode="on", codecs=[codec])
+        seen = sum(train(ddp, 5), [])
+        assert state.stats()["gradgate/compressed/buckets"] > 0
+        state.close()
+        some = dist.new_group([0, 1])
+        if name != "gloo" and size > 2 and rank < 2:
+            with pytest.raises(gradgate.Error, match="2 of 3 ranks, accepted: all of them"):
+                gate(wrap(Linear(4), process_group=some), mode="on")
+        return seen
+    finally:
+        if name != "gloo":
+            dist.new_group, _group._all_gather = new_group, gather
+
+
+# What can be tested of MPI with a torch that has none.
+@pytest.mark.parametrize("codec", ["int8", "topk:0.05"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_backend_that_makes_groups_with_all_ranks_only(pool, size, codec):
+    gloo, other = (pool.run(size, over_another_backend, name, free_port(), codec) for name in ("gloo", "mpi_like"))
+    assert all(equal(seen, gloo[0]) for seen in [*gloo, *other])
 
 
 def test_only_two_shots_become_all_gathers_and_names_are_kept():

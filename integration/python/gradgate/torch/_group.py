@@ -43,11 +43,23 @@ def status_of(error: BaseException) -> int:
     return 13
 
 
+def over_mpi(group: dist.ProcessGroup) -> bool:
+    """Whether torch's MPI backend carries this group. No torch with it was at hand: see docs/pytorch.md."""
+    return "mpi" in str(dist.get_backend(group))
+
+
 def sibling_group(group: dist.ProcessGroup, timeout_s: float) -> dist.ProcessGroup:
-    """A new gloo group of the ranks of ``group``; collective among those only."""
+    """A new group of the ranks of ``group``: over gloo collective among those only. MPI makes groups with all ranks of
+    the program and knows no timeout, so a module must hold them all."""
+    ranks = dist.get_process_group_ranks(group)
+    if over_mpi(group):
+        if len(ranks) != dist.get_world_size():
+            text = f"the module's process group has {len(ranks)} of {dist.get_world_size()} ranks, accepted: all of them"
+            raise Error(2, f"gradgate: over MPI {text}")
+        return dist.new_group(ranks=ranks, backend=dist.get_backend(group))
     try:
         return dist.new_group(
-            ranks=dist.get_process_group_ranks(group),
+            ranks=ranks,
             timeout=timedelta(seconds=timeout_s),
             backend="gloo",
             use_local_synchronization=True,
@@ -65,6 +77,7 @@ class Communicator:
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.failure: BaseException | None = None
+        self._mpi = over_mpi(group)
         self._started: collections.deque[tuple[dist.Work, dist.Work]] = collections.deque()
         self.rounds_from = math.inf  # bytes to each rank from which all_to_all goes in rounds; the same on every rank
         self._text = ctypes.create_string_buffer(400)
@@ -126,6 +139,8 @@ class Communicator:
             # gloo's all_gather goes in segments, through buffers of its own and another thread.
             for work in self._swap(result, own):
                 work.wait()
+        elif self._mpi:  # which gathers into tensors of their own only
+            dist.all_gather(list(result.chunk(self.size)), own, group=self.group)
         else:
             _all_gather(result, own, group=self.group)
 

@@ -13,7 +13,7 @@ from .._native import Error
 from .._session import between, param_id
 from ._core import Arrival, BucketKey, Core
 from ._device import DeviceCore
-from ._group import DTYPE_CODES, sibling_group
+from ._group import DTYPE_CODES, over_mpi, sibling_group
 from ._issuer import Issuer
 from ._profile import read as read_profile
 from ._support import LogTarget, Scaler, agree, check_module, close_issuer, log_function, print_line, result_of, timeout_of
@@ -119,14 +119,14 @@ class GateState:
         device = next((p.device.type for p in ddp.parameters() if p.requires_grad), "cpu")
         backend = dist.get_backend(self._group)
         self._on_device = device == "cuda" and "nccl" in str(backend)
-        on_host = device == "cpu" and "gloo" in str(backend)
+        on_host = device == "cpu" and ("gloo" in str(backend) or over_mpi(self._group))
         self._plain = self.options["mode"] == "off" or not (on_host or self._on_device)
         if self._plain:
             if self.options["mode"] != "off":
                 self._warn_once(
                     "device",
                     f"gradgate: gradients on {device} over {backend} are reduced dense: accepted are gradients in "
-                    "host memory over gloo, and on cuda over nccl",
+                    "host memory over gloo or mpi, and on cuda over nccl",
                 )
         else:
             self._start()
