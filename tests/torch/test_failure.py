@@ -63,6 +63,33 @@ def test_the_other_ranks_get_an_error_in_time(pool, how, mode, ranks):
         assert results[1] is None
 
 
+def gated_fails_in_step_3(make, how):
+    ddp = wrap(deep())
+    state, hook = getattr(gg, make)(ddp, say=None)
+    ddp.register_comm_hook(state, hook)
+    train(ddp, 3)
+    begin = time.monotonic()
+    if dist.get_rank() == 1:
+        if how == "stalls":
+            time.sleep(TIMEOUT_S * 3)
+        os._exit(1)
+    try:
+        train(ddp, 4, first=3)
+    except Exception as error:
+        return str(error), time.monotonic() - begin
+    return "", time.monotonic() - begin
+
+
+@pytest.mark.parametrize("make,how", [("gated_fp16", "dies"), ("gated_power_sgd", "stalls")])
+def test_behind_a_gated_hook_too(pool, make, how):
+    results = pool.outcomes(2, gated_fails_in_step_3, make, how, timeout_s=60, group_timeout_s=TIMEOUT_S)
+    assert results[1] is None and isinstance(results[0], tuple), results
+    text, after = results[0]
+    assert text and after < TIMEOUT_S + 4, results
+    # Dense or the hook, as the gate's start-up has it.
+    assert "gradgate: rank 0, step 3 bucket" in text and " failed after " in text and "rank 1: has not" in text, text
+
+
 def differs(name, values):
     options = {"mode": "on", "codecs": ["int8"], "say": None, name: values[dist.get_rank()]}
     if name == "scaler":

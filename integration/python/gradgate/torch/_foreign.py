@@ -2,6 +2,7 @@
 the classes themselves."""
 
 import pickle
+import time
 import warnings
 import weakref
 from collections.abc import Callable
@@ -13,10 +14,11 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from .. import _native
 from .._native import Error
 from .._session import HookGate
-from ._group import Communicator, sibling_group
+from ._group import Communicator, sibling_group, status_of
 from ._issuer import Issuer
 from ._state import canonical_name
 from ._support import LogTarget, agree, check_module, close_issuer, log_function, print_line, result_of, timeout_of
+from ._words import LastWords
 
 Hook = Callable[[object, dist.GradBucket], torch.futures.Future[torch.Tensor]]
 Flush = Callable[[object, dist.GradBucket], None]
@@ -87,6 +89,15 @@ class _Core:
             raise
         self.failure: Error | None = None
         self.group = group
+        self._words = LastWords(getattr(group, "group_name", "group"))
+
+    def fail(self, error: BaseException, where: str, what: str) -> Error:
+        """What every later bucket gets too: who, where, what, and where the other ranks were last."""
+        rank, size = self.communicator.rank, self.communicator.size
+        text = f"gradgate: rank {rank}, {where}: {what}: {type(error).__name__}: {error}"
+        self.failure = Error(status_of(error), text + self._words.last_words(rank, size, where))
+        self.failure.__cause__ = error
+        return self.failure
 
     def refuse(self, refusal: str) -> None:
         """Collective. Raises on every rank when one has a reason to."""
@@ -279,17 +290,19 @@ class HookGateState:
         last = bucket.is_last()
         counted = self._unsettled == 0 and self._steps + last > self._warm_up
         self._settle(bucket)
+        where = f"step {self._steps} bucket {bucket.index()}"
         if last:
             self._steps += 1
-        run = self._dense if self._action != HookGate.HOOK else self._run_hook
+        run, what = (self._run_hook, self._name) if self._action == HookGate.HOOK else (self._dense, "all_reduce")
         outcome: torch.futures.Future = torch.futures.Future()
         core = self._core
 
         def task() -> None:
+            begin = time.monotonic()
             try:
-                result = run(bucket).wait()
+                result = run(bucket).wait() if core.failure is None else core.failure
             except BaseException as error:
-                result = error
+                result = core.fail(error, where, f"{what} failed after {time.monotonic() - begin:.1f} s")
             if last and counted:
                 core.end_step(_native.now())
             outcome.set_result(result)
