@@ -71,3 +71,31 @@ def test_feedback_adds_one_copy_and_steps_add_none(pool, codecs, residual):
     for growth, held in pool.run(2, added, codecs):
         assert held == residual
         assert growth < 4 << 20, growth  # not one copy of the 8 MB gradient stays
+
+
+ELEMENTS = 2_000_000
+
+
+def held(codecs):
+    """Bytes that are in use between steps with a state beyond those without a hook."""
+    seen = []
+    for chosen in (None, None, codecs):  # the first warms up
+        ddp = wrap(nn.Linear(2000, 1000, bias=False), 25)
+        state = gate(ddp, mode="on", codecs=chosen) if chosen else None
+        x = torch.ones(1, 2000)
+        for _ in range(6):
+            ddp.zero_grad(set_to_none=True)
+            ddp(x).sum().backward()
+        seen.append(resident())
+        if state is not None:
+            state.close()
+        del ddp, state
+    return seen[2] - seen[1]
+
+
+# MEM-1: no copy of the gradient beside the residual. Two buckets' workspaces, of one's own payload and those of both ranks.
+@pytest.mark.parametrize("codec,wire,residual", [("bf16", 2, 0), ("int8", 1.016, 0), ("int8:ef", 1.016, 4)])
+def test_a_state_holds_its_residual_and_payloads(pool, codec, wire, residual):
+    bound = ELEMENTS * (residual + 2 * 3 * wire) + (3 << 20)
+    for bytes_ in pool.run(2, held, [codec]):
+        assert ELEMENTS * residual < bytes_ < bound, (bytes_, bound)
