@@ -520,6 +520,7 @@ def over_another_backend(name, port, codec):
     """A training over gloo by another name, without what torch's MPI backend does not do; its gradients, and those of a
     group of some of the ranks."""
     rank, size = dist.get_rank(), dist.get_world_size()
+    dist.barrier()  # all are connected: none is left alone by what follows
     dist.destroy_process_group()
     if name != "gloo":
 
