@@ -7,23 +7,34 @@
 namespace gradgate::kernels::cuda {
 namespace {
 
+/// Where a line of the sample begins.
+__device__ __forceinline__ size_t line_begin(const TopkJob& job, size_t line) {
+  const uint32_t places = static_cast<uint32_t>(job.sample_step / kSampleLine);
+  return line * job.sample_step + (static_cast<uint32_t>(line) * 0x9e3779b1u >> 16) % places * kSampleLine;
+}
+/// How many elements are sampled: the last line may end early, or lie beyond the vector.
+__device__ __forceinline__ Count sampled_of(const TopkJob& job) {
+  const size_t last = (job.count - 1) / job.sample_step, begin = line_begin(job, last);
+  const size_t left = begin < job.count ? job.count - begin : 0;
+  return last * kSampleLine + (left < kSampleLine ? left : kSampleLine);
+}
+
 /// The threshold: what `wanted` of the sample reach, or the carried one where the sample does not speak against it.
 __device__ inline void choose_threshold(const TopkJob& job) {
-  __shared__ Count sampled, beyond;
-  if (threadIdx.x == 0) sampled = 0, beyond = 0;
+  __shared__ Count beyond;
+  if (threadIdx.x == 0) beyond = 0;
   __syncthreads();
-  uint32_t* const bins = short_bins(job);
+  const uint32_t* const bins = job.sample;
+  const unsigned n = __ldcg(&job.state->top) + 1;  // the others are empty
+  const Count sampled = sampled_of(job);
   const uint32_t carried = job.carried == nullptr ? 0 : *job.carried;
   constexpr uint32_t kLower = 1u << 18;  // 1.5 to 3 % below the carried one: gradients change from step to step
   const bool usable = carried > kLower && carried <= exact::kInfBits;
   const uint32_t from = usable ? carried - kLower : 0;
-  Count all = 0, above = 0;
-  for (unsigned i = threadIdx.x; i < kCoarseBins; i += kTopkThreads) {
-    const Count here = __ldcg(bins + i);
-    all += here;
-    above += i > from >> kCoarseShift ? here : 0;
+  Count above = 0;
+  if (usable) {
+    for (unsigned i = (from >> kCoarseShift) + 1 + threadIdx.x; i < n; i += kTopkThreads) above += __ldcg(bins + i);
   }
-  if (all != 0) atomicAdd(&sampled, all);
   if (above != 0) atomicAdd(&beyond, above);
   __syncthreads();
   const bool whole = job.sample_step == kSampleLine;  // everything was sampled
@@ -35,7 +46,7 @@ __device__ inline void choose_threshold(const TopkJob& job) {
   uint32_t t = 1;
   if (wanted < static_cast<double>(sampled)) {
     const Count rank = static_cast<Count>(wanted);
-    const Place place = place_of<kCoarseBins>(bins, rank);
+    const Place place = place_of(bins, n, rank);
     t = place.bin << kCoarseShift;
     if (!whole) {  // within the bin, as if its keys were spread evenly
       const double part = static_cast<double>(rank - place.above) / static_cast<double>(__ldcg(bins + place.bin));
@@ -50,7 +61,6 @@ __device__ inline void choose_threshold(const TopkJob& job) {
   }
   __syncthreads();
   if (threadIdx.x == 0) job.state->threshold = t < 1 ? 1 : t > exact::kInfBits ? exact::kInfBits : t;
-  clear_all<kCoarseBins>(bins);
 }
 
 // Sixteen neighbours of every job.sample_step elements, from a place that differs from line to line: rows of a matrix
@@ -65,11 +75,10 @@ __global__ void __launch_bounds__(kTopkThreads) sample_keys(TopkJob job) {
   const unsigned in_line = threadIdx.x % kSampleLine, half = lane_id() / kSampleLine;
   constexpr size_t kLines = kTopkThreads / kSampleLine;
   const size_t lines = job.count / job.sample_step + (job.count % job.sample_step != 0);
-  const uint32_t places = static_cast<uint32_t>(job.sample_step / kSampleLine);
+  uint32_t top = 0;
   for (size_t base = size_t{blockIdx.x} * kLines; base < lines; base += size_t{gridDim.x} * kLines) {
     const size_t line = base + threadIdx.x / kSampleLine;
-    const uint32_t shift = (static_cast<uint32_t>(line) * 0x9e3779b1u >> 16) % places * kSampleLine;
-    const size_t i = line * job.sample_step + shift + in_line;
+    const size_t i = line_begin(job, line) + in_line;
     const bool in = line < lines && i < job.count;
     float x = in ? gradient.get(i) : 0.0f;
     if constexpr (kFeedback) {
@@ -77,14 +86,19 @@ __global__ void __launch_bounds__(kTopkThreads) sample_keys(TopkJob job) {
       const bool zero = (__ballot_sync(kFull, x != 0.0f) >> (half * 16) & 0xffffu) == 0;
       if (in && exact::is_finite(x) && (!zero || job.flush)) x = exact::add(x, job.residual[i]);
     }
-    add_key(bins, codecs::topk_key(exact::mag(x)) >> kCoarseShift, in);
+    const uint32_t bin = codecs::topk_key(exact::mag(x)) >> kCoarseShift;
+    add_key(bins, bin, in);
+    top = ::max(top, bin);
   }
+  top = warp_max(top);
+  if (lane_id() == 0) atomicMax(&job.state->top, top);
   __syncthreads();
-  add_bins<kCoarseBins>(bins, short_bins(job));
+  add_bins<kCoarseBins>(bins, job.sample);
   if (is_last_cta(job.state)) choose_threshold(job);
 }
 
 // The last CTA of the collection: how to go on.
+template <bool kFeedback>
 __device__ inline void make_plan(const TopkJob& job) {
   TopkState* const state = job.state;
   const Count found = __ldcg(&state->found);
@@ -92,14 +106,21 @@ __device__ inline void make_plan(const TopkJob& job) {
   bool near = false;
   Place place{};
   if (listed && found >= job.entries && found <= 0xffffffffu) {
-    place = place_of<kNearBins>(short_bins(job), job.entries);
+    place = place_of(job.near, kNearBins, job.entries);
     near = place.bin < kNearBins - 1;
   }
+  if (!near) clear_all<kCoarseBins>(job.bins);  // the sample's are still there
   if (threadIdx.x == 0) {
     if (near) {
       state->plan = TopkPlan::choose;
-      state->low = state->threshold + (place.bin << kNearShift);
-      state->wanted = job.entries - place.above;
+      state->low = ((state->threshold >> kNearShift) + place.bin) << kNearShift;
+      const Count wanted = job.entries - place.above;
+      if (!kFeedback && job.dtype != DType::f32 && state->low < exact::kInfBits) {  // the bin has one key
+        state->last = state->low;
+        state->ties = wanted;
+      } else {
+        state->wanted = wanted;
+      }
     } else {
       state->found = 0;
       if (listed && found < job.entries && state->threshold == 1) {
@@ -111,11 +132,11 @@ __device__ inline void make_plan(const TopkJob& job) {
       }
     }
   }
-  clear_all<kNearBins>(short_bins(job));
 }
 
-// One read of everything, and the only one as a rule: 4 bytes an element, with feedback 12, and 6 a candidate. With
-// feedback a thread has 64 values on their way at once: two CTAs of a processor are enough, and three would spill.
+// One read of everything, and the only one as a rule: 4 bytes an element, with feedback 12, and 6 a candidate; where
+// the gradient has 16 bits 2 less an element, and without feedback 2 less a candidate. With feedback a thread has 64
+// values on their way at once: two CTAs of a processor are enough, and three would spill.
 template <bool kFeedback>
 __global__ void __launch_bounds__(kTopkThreads, kFeedback ? 2 : 3) collect(TopkJob job) {
   __shared__ alignas(16) uint32_t bins[kNearBins];
@@ -170,8 +191,8 @@ __global__ void __launch_bounds__(kTopkThreads, kFeedback ? 2 : 3) collect(TopkJ
       const Count at = base + sum_of_warps(warp_hits, warp);
       places.for_marked(mask, [&](unsigned j, uint32_t to) {
         const float v = x[j / kPerLane][j % kPerLane];
-        list_candidate(job, at + to, v, part.in_chunk + run_element(j));
-        const uint32_t bin = (codecs::topk_key(exact::mag(v)) - t) >> kNearShift;
+        list_candidate<kFeedback>(job, at + to, v, part.in_chunk + run_element(j));
+        const uint32_t bin = (codecs::topk_key(exact::mag(v)) >> kNearShift) - (t >> kNearShift);
         atomicAdd(bins + (bin < kNearBins ? bin : kNearBins - 1), 1u);
         if constexpr (kFeedback) x[j / kPerLane][j % kPerLane] = left_of(v, job.type);
       });
@@ -180,8 +201,8 @@ __global__ void __launch_bounds__(kTopkThreads, kFeedback ? 2 : 3) collect(TopkJ
     __syncthreads();
   }
   __syncthreads();
-  add_bins<kNearBins>(bins, short_bins(job));
-  if (is_last_cta(job.state)) make_plan(job);
+  add_bins<kNearBins>(bins, job.near);
+  if (is_last_cta(job.state)) make_plan<kFeedback>(job);
 }
 
 }  // namespace

@@ -2,7 +2,8 @@
 // write of the residual) and little more. Six launches, none of which the host looks at:
 //   sample_keys  a sample gives a threshold that somewhat more than all entries reach       (topk_collect.cuh)
 //   collect      everything: x, the residual, a list of the candidates, which reach it
-//   look_first   the keys of the candidates near the last entry's                           (topk_search.cuh)
+//   look_first   the keys of the candidates near the last entry's: of a bf16 or f16         (topk_search.cuh)
+//                gradient without feedback there is only one, and nothing is to be done
 //   look_second  how many candidates of each tile and chunk lie above the last key, and at it
 //   recollect    nothing
 //   pack         the payload, and the residual of candidates that are not sent              (topk_pack.cuh)
@@ -40,11 +41,13 @@ inline constexpr size_t kSampleStep = 4096;              // one line in so many 
 inline constexpr size_t kSmallSample = size_t{1} << 14;  // short vectors: about so many elements
 
 // Histograms of keys, which have 31 bits. Coarse ones have their first 13 bits, and fine ones the other 18. Candidates
-// are seen from the threshold up: bins of 2048 keys, an octave together and all that is above in the last one; then a
-// bin for each of 2048 keys.
+// are seen from the threshold up: bins of 8192 keys, an octave together and all that is above in the last one; then a
+// bin for each of 8192 keys, and one for each 128 of them.
 inline constexpr unsigned kCoarseShift = 18, kCoarseBins = 8192, kFineBins = 1u << kCoarseShift;
 inline constexpr unsigned kFineShift = 9, kFineParts = kFineBins >> kFineShift;
-inline constexpr unsigned kNearShift = 11, kNearBins = 4096, kLastBins = 1u << kNearShift;
+inline constexpr unsigned kNearShift = 13, kNearBins = 1024, kLastBins = 1u << kNearShift;
+inline constexpr unsigned kLastShift = 7, kLastParts = kLastBins >> kLastShift, kLastPart = 1u << kLastShift;
+static_assert(kNearShift <= 13, "a bf16 or f16 has no more than one key in a bin");
 
 /// What follows the collection.
 enum class TopkPlan : uint32_t {
@@ -56,7 +59,7 @@ enum class TopkPlan : uint32_t {
 /// All zero before the first kernel.
 struct TopkState {
   Count found;         ///< candidates so far, listed or not
-  Count wanted;        ///< entries that are still to be found among the keys looked at next
+  Count wanted;        ///< entries that are still to be found among the keys looked at next; 0: `last` is known
   Count ties;          ///< entries whose key is `last`
   uint32_t threshold;  ///< key that a candidate reaches, at least 1: zeros are never listed
   uint32_t deferred;   ///< not 0: some tile's candidates could not be listed
@@ -65,6 +68,7 @@ struct TopkState {
   uint32_t last;       ///< key of the last entry
   uint32_t done;       ///< CTAs that have finished the running kernel
   uint32_t next_tile;  ///< recollect: tiles are taken in order
+  uint32_t top;        ///< of the sample, the uppermost bin
 };
 
 struct TopkJob : EncodeJob {
@@ -75,14 +79,18 @@ struct TopkJob : EncodeJob {
   uint32_t* carried;         ///< null, or the last key of the step before
   // In the workspace.
   TopkState* state;
-  Count* bins;       ///< kCoarseBins, zero between kernels
-  Count* fine;       ///< kFineBins
-  Count* tile_base;  ///< where a tile's candidates begin in the list; kDeferred: they are not there
+  Count* bins;           ///< kCoarseBins of the vector; these and the next ones are zero before the first kernel
+  uint32_t* near;        ///< kNearBins of the candidates
+  uint32_t* last_parts;  ///< kLastParts
+  uint32_t* sample;      ///< kCoarseBins, in one half of `bins`, and
+  uint32_t* last_bins;   ///< kLastBins, in the other: where the vector is not searched
+  Count* fine;           ///< kFineBins
+  Count* tile_base;      ///< where a tile's candidates begin in the list; kDeferred: they are not there
   uint32_t* tile_count;
   Count* tile_ties;                       ///< recollect: what is known of the ties up to a tile
   uint32_t *tile_greater, *tile_equal;    ///< candidates of a tile above and at the last key
   uint32_t *chunk_greater, *chunk_equal;  ///< of a chunk
-  uint32_t* value;                        ///< the list: bits of x, and places in the chunk
+  std::byte* value;                       ///< the list: x, and places in the chunk
   uint16_t* index;
 };
 inline constexpr Count kDeferred = ~Count{0};
@@ -104,28 +112,35 @@ __device__ inline bool is_last_cta(TopkState* state) {
   return last;
 }
 
-/// The bin that holds the wanted-th element from the top, and how many lie above it. There are so many.
+/// The bin that holds the wanted-th element from the top, and how many lie above it. There are so many. Bins are looked
+/// at from the top down, and those far below it not at all.
 struct Place {
   uint32_t bin;
   Count above;
 };
-template <unsigned kBins, class T>
-__device__ Place place_of(const T* bins, Count wanted) {
-  static_assert(kBins % kTopkThreads == 0);
+template <class T>
+__device__ Place place_of(const T* bins, unsigned n, Count wanted) {
   using Scan = cub::BlockScan<Count, kTopkThreads>;
   __shared__ typename Scan::TempStorage room;
   __shared__ Place found;
-  constexpr unsigned kEach = kBins / kTopkThreads;
-  const unsigned top = kBins - threadIdx.x * kEach;
-  Count own = 0, above = 0;
-  for (unsigned i = 1; i <= kEach; ++i) own += __ldcg(bins + top - i);
-  Scan(room).ExclusiveSum(own, above);
-  if (above < wanted && wanted <= above + own) {
-    unsigned bin = top - 1;
-    for (Count here = __ldcg(bins + bin); above + here < wanted; here = __ldcg(bins + bin)) above += here, --bin;
-    found = {bin, above};
-  }
-  __syncthreads();
+  constexpr unsigned kEach = 4;
+  Count passed = 0;
+  do {
+    const unsigned top = n - ::min(n, threadIdx.x * kEach);
+    Count here[kEach], own = 0, above, all;
+#pragma unroll
+    for (unsigned i = 0; i < kEach; ++i) own += here[i] = i < top ? __ldcg(bins + top - 1 - i) : 0;
+    Scan(room).ExclusiveSum(own, above, all);
+    above += passed;
+#pragma unroll
+    for (unsigned i = 0; i < kEach; ++i) {
+      if (above < wanted && wanted <= above + here[i]) found = {top - 1 - i, above};
+      above += here[i];
+    }
+    passed += all;
+    n -= ::min(n, kEach * kTopkThreads);
+    __syncthreads();
+  } while (passed < wanted && n > 0);
   const Place place = found;
   __syncthreads();
   return place;
@@ -165,8 +180,11 @@ __device__ __forceinline__ void add_key(uint32_t* bins, uint32_t bin, bool count
   }
 }
 
-/// Bins of the sample and of the candidates, for which 32 bits do: half the bytes to look through.
-__device__ __forceinline__ uint32_t* short_bins(const TopkJob& job) { return reinterpret_cast<uint32_t*>(job.bins); }
+/// x of the list, without feedback in the gradient's type.
+template <bool kFeedback>
+__device__ __forceinline__ Vector list_of(const TopkJob& job) {
+  return {job.value, kFeedback ? DType::f32 : job.dtype};
+}
 
 /// Element of the warp's part of a tile that a lane's bit stands for.
 __device__ __forceinline__ uint32_t run_element(unsigned j) {
@@ -204,8 +222,9 @@ __device__ __forceinline__ uint32_t sum_of_warps(const uint32_t* of_warp, unsign
 }
 
 /// A candidate's place in the list.
+template <bool kFeedback>
 __device__ __forceinline__ void list_candidate(const TopkJob& job, Count at, float x, uint32_t in_chunk) {
-  job.value[at] = exact::bits(x);
+  list_of<kFeedback>(job).put(at, x);
   job.index[at] = static_cast<uint16_t>(in_chunk);
 }
 

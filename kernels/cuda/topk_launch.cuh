@@ -28,6 +28,11 @@ struct TopkRoom {
     job->sample_step = dense < kSampleLine ? kSampleLine : dense < kSampleStep ? dense : kSampleStep;
     take(&job->state, 1);
     take(&job->bins, kCoarseBins);
+    static_assert(kLastBins <= kCoarseBins);
+    job->sample = reinterpret_cast<uint32_t*>(job->bins);
+    job->last_bins = job->sample + kCoarseBins;
+    take(&job->near, kNearBins);
+    take(&job->last_parts, kLastParts);
     zero_bytes = bytes;
     take(&job->fine, kFineBins);
     take(&job->tile_base, tiles);
@@ -37,7 +42,7 @@ struct TopkRoom {
     take(&job->tile_equal, tiles);
     take(&job->chunk_greater, chunks);
     take(&job->chunk_equal, chunks);
-    take(&job->value, job->capacity);
+    take(&job->value, job->capacity * sizeof(float));
     take(&job->index, job->capacity);
   }
 

@@ -41,15 +41,16 @@ struct Passed {
 
 /// Calls entry(place, bits of x, index) for each entry of a tile, and other(bits, index) for its other candidates, by
 /// the lanes of a warp, in index order. `passed`: up to the tile.
-template <class Entry, class Other>
+template <bool kFeedback, class Entry, class Other>
 __device__ __forceinline__ void each_candidate(const TopkJob& job, const Choice& choice, size_t tile,
                                                const Passed& passed, const Entry& entry, const Other& other) {
   const uint32_t listed = job.tile_count[tile];
   const Count base = job.tile_base[tile];
+  const Vector list = list_of<kFeedback>(job);
   Count place = passed.entries(choice), left = choice.ties - passed.ties(choice);
   for (uint32_t from = 0; from < listed; from += 32) {
     const bool in = from + lane_id() < listed;
-    const uint32_t v = in ? job.value[base + from + lane_id()] : 0;
+    const uint32_t v = in ? exact::bits(list.get(base + from + lane_id())) : 0;
     const uint16_t i = in ? job.index[base + from + lane_id()] : 0;
     const uint32_t key = codecs::topk_key(v & exact::kMagMask);
     const unsigned tied = __ballot_sync(kFull, in && !choice.all && key == choice.last);
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(kTopkThreads) pack(TopkJob job) {
     const size_t tile = chunk * kChunkTiles + threadIdx.x / 32;
     if (tile < tiles) {
       float* const e = job.residual + chunk * kTopkChunk;
-      each_candidate(
+      each_candidate<kFeedback>(
           job, choice, tile, passed.up_to(job, tile),
           [&](Count to, uint32_t v, uint16_t i) {
             put_entry(job.second, job.type, to, exact::from_bits(v));
@@ -151,7 +152,7 @@ __device__ inline ChunkPlace chunk_of_entry(const TopkJob& job, const Choice& ch
 
 /// f(place, bits of x, index, chunk) for the entries first … end-1, from the chunk on that has the first, and the
 /// counts of their chunks. Returns the chunk of `end`.
-template <class F>
+template <bool kFeedback, class F>
 __device__ __forceinline__ ChunkPlace each_entry(const TopkJob& job, const Choice& choice, ChunkPlace at, Count first,
                                                  Count end, const F& f) {
   const size_t tiles = tiles_of(job.count), chunks = chunks_of(job.count);
@@ -160,7 +161,7 @@ __device__ __forceinline__ ChunkPlace each_entry(const TopkJob& job, const Choic
     if (tile < tiles) {
       const Passed passed = at.passed.up_to(job, tile);
       if (passed.entries(choice) < end && passed.with_tile(job, tile).entries(choice) > first) {
-        each_candidate(
+        each_candidate<kFeedback>(
             job, choice, tile, passed,
             [&](Count to, uint32_t v, uint16_t i) {
               if (to >= first && to < end) f(to, v, i, at.chunk);
@@ -200,18 +201,19 @@ __global__ void __launch_bounds__(kTopkThreads, 2) pack_int8(TopkJob job) {
     const Count first = run * kRun, entries_end = run_end * kRun < job.entries ? run_end * kRun : job.entries;
     if (threadIdx.x < kPackRuns) greatest[threadIdx.x] = 0;
     __syncthreads();
-    each_entry(job, choice, at, first, entries_end, [&](Count to, uint32_t v, uint16_t, size_t) {
+    each_entry<kFeedback>(job, choice, at, first, entries_end, [&](Count to, uint32_t v, uint16_t, size_t) {
       const uint32_t mag = v & exact::kMagMask;
       if (mag < exact::kInfBits) atomicMax(greatest + (to - first) / kRun, mag);
     });
     __syncthreads();
     if (threadIdx.x < run_end - run) scales[run + threadIdx.x] = codecs::EntryEncoder::of(greatest[threadIdx.x]).stored;
-    at = each_entry(job, choice, at, first, entries_end, [&](Count to, uint32_t v, uint16_t i, size_t chunk) {
-      const auto encoder = codecs::EntryEncoder::of(greatest[(to - first) / kRun]);
-      indices[to] = i;
-      put_code<kFeedback>(encoder, exact::from_bits(v), codes + to,
-                          [&] { return job.residual + chunk * kTopkChunk + i; });
-    });
+    at =
+        each_entry<kFeedback>(job, choice, at, first, entries_end, [&](Count to, uint32_t v, uint16_t i, size_t chunk) {
+          const auto encoder = codecs::EntryEncoder::of(greatest[(to - first) / kRun]);
+          indices[to] = i;
+          put_code<kFeedback>(encoder, exact::from_bits(v), codes + to,
+                              [&] { return job.residual + chunk * kTopkChunk + i; });
+        });
     __syncthreads();
   }
 }

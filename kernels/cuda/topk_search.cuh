@@ -42,36 +42,42 @@ __device__ inline void give_back(const TopkJob& job, size_t tile) {
   const Count base = job.tile_base[tile];
   if (base == kDeferred) return;
   float* const e = job.residual + tile / kChunkTiles * kTopkChunk;
+  const Vector list = list_of<true>(job);
   for (uint32_t i = threadIdx.x; i < job.tile_count[tile]; i += kTopkThreads) {
-    const float v = exact::from_bits(job.value[base + i]);
+    const float v = list.get(base + i);
     if (exact::is_finite(v)) e[job.index[base + i]] = v;
   }
 }
 
 template <bool kFeedback>
-__global__ void __launch_bounds__(kTopkThreads) look_first(TopkJob job) {
+__global__ void __launch_bounds__(kTopkThreads, 4) look_first(TopkJob job) {
   __shared__ alignas(16) uint32_t bins[kCoarseBins];
+  __shared__ alignas(16) uint32_t parts[kLastParts];
   TopkState* const state = job.state;
   const TopkPlan plan = state->plan;
   const size_t tiles = tiles_of(job.count);
   if (plan == TopkPlan::choose) {  // the candidates' keys next to the last entry's
     constexpr unsigned kEach = 8;  // candidates of a thread at once: CTAs without any need not begin
     const Count found = state->found;
-    if (Count{blockIdx.x} * kEach * kTopkThreads >= found) return;
+    if (state->wanted == 0 || Count{blockIdx.x} * kEach * kTopkThreads >= found) return;
     clear_own<kLastBins>(bins);
+    clear_own<kLastParts>(parts);
     __syncthreads();
     const uint32_t low = state->low;
+    const Vector list = list_of<kFeedback>(job);
     for (Count at = Count{blockIdx.x} * kEach * kTopkThreads + threadIdx.x; at < found;
          at += Count{gridDim.x} * kEach * kTopkThreads) {
 #pragma unroll
       for (unsigned j = 0; j < kEach; ++j) {
         const Count i = at + j * kTopkThreads;
-        const uint32_t key = i < found ? codecs::topk_key(job.value[i] & exact::kMagMask) : 0;
-        if (i < found && key - low < kLastBins) atomicAdd(bins + (key - low), 1u);
+        const uint32_t key = i < found ? codecs::topk_key(exact::mag(list.get(i))) : 0;
+        if (i < found && key - low < kLastBins)
+          atomicAdd(bins + (key - low), 1u), atomicAdd(parts + ((key - low) >> kLastShift), 1u);
       }
     }
     __syncthreads();
-    add_bins<kLastBins>(bins, short_bins(job));
+    add_bins<kLastBins>(bins, job.last_bins);
+    add_bins<kLastParts>(parts, job.last_parts);
     return;
   }
   if (plan == TopkPlan::search) {
@@ -95,7 +101,7 @@ __global__ void __launch_bounds__(kTopkThreads) look_first(TopkJob job) {
   __syncthreads();
   add_bins<kCoarseBins>(bins, job.bins);
   if (!is_last_cta(state)) return;
-  const Place place = place_of<kCoarseBins>(job.bins, job.entries);
+  const Place place = place_of(job.bins, kCoarseBins, job.entries);
   if (threadIdx.x == 0) state->low = place.bin, state->wanted = job.entries - place.above;
   clear_all<kCoarseBins>(job.bins);
 }
@@ -109,10 +115,18 @@ __global__ void __launch_bounds__(kTopkThreads) look_second(TopkJob job) {
   const TopkPlan plan = state->plan;
   if (plan == TopkPlan::choose) {
     if (blockIdx.x >= chunks) return;
+    const Count wanted = state->wanted;
+    uint32_t last;
+    if (wanted == 0) {
+      last = state->last;
+    } else {
+      const Place part = place_of(job.last_parts, kLastParts, wanted);
+      const Place place = place_of(job.last_bins + part.bin * kLastPart, kLastPart, wanted - part.above);
+      last = state->low + part.bin * kLastPart + place.bin;
+      if (blockIdx.x == 0 && threadIdx.x == 0) state->last = last, state->ties = wanted - part.above - place.above;
+    }
     // Now the last key is known, every CTA counts the candidates of some chunks.
-    const Place place = place_of<kLastBins>(short_bins(job), state->wanted);
-    const uint32_t last = state->low + place.bin;
-    if (blockIdx.x == 0 && threadIdx.x == 0) state->last = last, state->ties = state->wanted - place.above;
+    const Vector list = list_of<kFeedback>(job);
     for (size_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
       if (threadIdx.x < 2) bins[threadIdx.x] = 0;
       __syncthreads();
@@ -121,7 +135,7 @@ __global__ void __launch_bounds__(kTopkThreads) look_second(TopkJob job) {
         const Count base = job.tile_base[tile];
         uint32_t greater = 0, equal = 0;
         for (uint32_t i = lane_id(); i < job.tile_count[tile]; i += 32) {
-          const uint32_t key = codecs::topk_key(job.value[base + i] & exact::kMagMask);
+          const uint32_t key = codecs::topk_key(exact::mag(list.get(base + i)));
           greater += key > last, equal += key == last;
         }
         greater = warp_sum(greater), equal = warp_sum(equal);
@@ -161,9 +175,9 @@ __global__ void __launch_bounds__(kTopkThreads) look_second(TopkJob job) {
   __syncthreads();
   add_bins<kFineParts>(bins, job.bins);
   if (!is_last_cta(state)) return;
-  const Place part = place_of<kFineParts>(job.bins, state->wanted);
+  const Place part = place_of(job.bins, kFineParts, state->wanted);
   constexpr unsigned kPart = 1u << kFineShift;
-  const Place place = place_of<kPart>(job.fine + part.bin * kPart, state->wanted - part.above);
+  const Place place = place_of(job.fine + part.bin * kPart, kPart, state->wanted - part.above);
   if (threadIdx.x == 0) {
     state->last = first << kCoarseShift | part.bin << kFineShift | place.bin;
     state->ties = state->wanted - part.above - place.above;
@@ -256,7 +270,7 @@ __global__ void __launch_bounds__(kTopkThreads) recollect(TopkJob job) {
     const Count at = base + sum_of_warps(warp_hits, warp);
     places.for_marked(mask, [&](unsigned j, uint32_t to) {
       const float v = x[j / kPerLane][j % kPerLane];
-      list_candidate(job, at + to, v, part.in_chunk + run_element(j));
+      list_candidate<kFeedback>(job, at + to, v, part.in_chunk + run_element(j));
       if constexpr (kFeedback) {
         const float left = left_of(v, job.type);
         x[j / kPerLane][j % kPerLane] = left;

@@ -182,6 +182,40 @@ TEST_F(DeviceTopk, TheSampleIsMisled) {
   }
 }
 
+// Without feedback their candidates are listed as they are, and the first histogram of them tells the last key.
+TEST_F(DeviceTopk, HalfGradientsWithoutFeedback) {
+  for (const auto& cases : {topk_all_equal(), topk_sorted(), topk_spikes(), topk_last_bits(), topk_non_finite()}) {
+    for (const TopkCase& c : cases) {
+      SCOPED_TRACE(c.what);
+      for (const DType dtype : {DType::bf16, DType::f16})
+        expect_equal(c.spec, Gradient::of(c.x, dtype), {}, false, {0, 0x3f800000u, 0x7f800000u});
+    }
+  }
+  for (const Gen gen : {Gen::gaussian, Gen::subnormal, Gen::ties, Gen::tiny}) {
+    SCOPED_TRACE(gen_name(gen));
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      for (const char* text : {"topk:0.01", "topk:0.003:bf16", "topk:0.01:int8"})
+        expect_equal(text, Gradient::of(gen, kLong, 6, dtype), {}, false, {0});
+    }
+  }
+}
+
+// The threshold of the step before was right, a little or far off, or far beyond what the sample lets pass.
+TEST_F(DeviceTopk, CarriedThresholdsNearAndFar) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    SCOPED_TRACE(dtype_name(dtype));
+    const Gradient g = Gradient::of(Gen::gaussian, kLong, 7, dtype);
+    for (const bool feedback : {false, true}) {
+      const std::vector<float> e = feedback ? generate(Gen::heavy_tail, kLong, 8) : std::vector<float>{};
+      for (const char* text : {"topk:0.01", "topk:0.001:bf16", "topk:0.02:int8"}) {
+        const uint32_t last = on_cpu(spec_of(text), g, e, false).threshold;
+        expect_equal(text, g, e, false,
+                     {last, last - 0x30000u, last + 0x30000u, last + 0x60000u, last - 0x200000u, last + 0x1000000u});
+      }
+    }
+  }
+}
+
 // x may overflow where neither g nor e does: its residual stays what it was, also when everything is looked at again.
 TEST_F(DeviceTopk, SumsThatOverflow) {
   for (const bool again : {false, true}) {
