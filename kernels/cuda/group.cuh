@@ -29,28 +29,31 @@ __device__ __forceinline__ unsigned group_length(uint32_t n, unsigned g) {
   return left < codecs::kGroup ? left : static_cast<unsigned>(codecs::kGroup);
 }
 
+// Over the lanes of a warp, which all get the result. Before sm_80 there is no instruction for it.
+template <class Combine>
+__device__ __forceinline__ uint32_t by_shuffles(uint32_t v, const Combine& combine) {
+  for (int step = 16; step > 0; step >>= 1) v = combine(v, __shfl_xor_sync(kFull, v, step));
+  return v;
+}
 __device__ __forceinline__ uint32_t warp_max(uint32_t v) {
 #if __CUDA_ARCH__ >= 800
   return __reduce_max_sync(kFull, v);
 #else
-  for (int step = 16; step > 0; step >>= 1) v = max(v, __shfl_xor_sync(kFull, v, step));
-  return v;
+  return by_shuffles(v, [](uint32_t a, uint32_t b) { return max(a, b); });
 #endif
 }
 __device__ __forceinline__ uint32_t warp_min(uint32_t v) {
 #if __CUDA_ARCH__ >= 800
   return __reduce_min_sync(kFull, v);
 #else
-  for (int step = 16; step > 0; step >>= 1) v = min(v, __shfl_xor_sync(kFull, v, step));
-  return v;
+  return by_shuffles(v, [](uint32_t a, uint32_t b) { return min(a, b); });
 #endif
 }
 __device__ __forceinline__ uint32_t warp_sum(uint32_t v) {
 #if __CUDA_ARCH__ >= 800
   return __reduce_add_sync(kFull, v);
 #else
-  for (int step = 16; step > 0; step >>= 1) v += __shfl_xor_sync(kFull, v, step);
-  return v;
+  return by_shuffles(v, [](uint32_t a, uint32_t b) { return a + b; });
 #endif
 }
 
