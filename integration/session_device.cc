@@ -10,6 +10,21 @@
 #include "integration/session_impl.h"
 
 namespace gradgate {
+namespace {
+
+const char* part_name(DeviceMarks::Part part) noexcept {
+  switch (part) {
+    case DeviceMarks::Part::encode:
+      return "encoding";
+    case DeviceMarks::Part::transfer:
+      return "transfer";
+    case DeviceMarks::Part::decode:
+      return "decoding";
+  }
+  return "exchange";
+}
+
+}  // namespace
 
 SessionImpl::~SessionImpl() { release_flights(); }
 
@@ -186,11 +201,9 @@ Status SessionImpl::wait_for_exchanges() noexcept {
   for (size_t b = 0; b < flights_.size() && status.ok(); ++b) {
     auto part = DeviceMarks::Part::encode;
     status = flights_[b].marks.wait(comm_, place_.idle(), deadline, &part);
-    const char* const name = part == DeviceMarks::Part::encode     ? "encoding"
-                             : part == DeviceMarks::Part::transfer ? "transfer"
-                                                                   : "decoding";
     if (!status.ok())
-      where.format("bucket %zu step %llu, waiting for its %s: ", b, static_cast<unsigned long long>(step_), name);
+      where.format("bucket %zu step %llu, waiting for its %s: ", b, static_cast<unsigned long long>(step_),
+                   part_name(part));
   }
   if (status.ok()) status = comm_.wait(place_.stream(), deadline);
   if (status.ok()) return status;

@@ -33,7 +33,7 @@ bool all_zero(const Vec& v, size_t first, size_t count) noexcept {
 void SessionImpl::hold_edges(const Bucket& bucket, HostFlight* flight) noexcept {
   float* kept = flight->held.data();
   for (size_t i = 0; i < bucket.edges.size(); ++i) {
-    const auto [id, offset, count] = bucket.edges[i];
+    const auto [offset, count] = bucket.edges[i];
     flight->is_held[i] = all_zero(flight->args.gradient, offset, count);
     if (!flight->is_held[i]) continue;
     float* residual = flight->args.residual + offset;
@@ -47,7 +47,7 @@ void SessionImpl::return_edges(const Bucket& bucket, HostFlight* flight) noexcep
   const float* kept = flight->held.data();
   float* residuals = residuals_.floats() + bucket.residual_offset;
   for (size_t i = 0; i < bucket.edges.size(); ++i) {
-    const auto [id, offset, count] = bucket.edges[i];
+    const auto [offset, count] = bucket.edges[i];
     if (!flight->is_held[i]) continue;
     for (size_t j = offset; j < offset + count; ++j) residuals[j] += *kept++;
   }

@@ -53,6 +53,11 @@ uint64_t fnv1a64(const void* data, size_t size, uint64_t hash = 0xcbf29ce4842223
 Status probe_nodes(Communicator& control, const NodeTiers& tiers, const Place& place, double timeout_s,
                    gate::LinkModel* link, Message* why) noexcept;
 
+/// Part of a parameter that lies in a codec's group together with a part of another one.
+struct Edge {
+  size_t offset = 0, count = 0;  ///< in the bucket
+};
+
 class SessionImpl final : public Session {
  public:
   SessionImpl(Communicator& comm, const SessionOptions& options);
@@ -88,13 +93,13 @@ class SessionImpl final : public Session {
     DType dtype = DType::f32;
     size_t count = 0;
     std::vector<ParamSlice> slices;
-    std::vector<ParamSlice> edges;  ///< parts of parameters in groups of 256 that they share with a neighbour
-    bool has_residual = false;      ///< some candidate of this bucket uses feedback
-    size_t residual_offset = 0;     ///< into residuals_
-    bool pending = false;           ///< the residual may hold unsent gradient
-    bool in_shards = false;         ///< what is pending lies in the shards of a hierarchical exchange
-    uint32_t threshold = 0;         ///< topk: of its last step
-    bool saved = false;             ///< before_ holds this bucket's residual as it was before the step that runs
+    std::vector<Edge> edges;
+    bool has_residual = false;   ///< some candidate of this bucket uses feedback
+    size_t residual_offset = 0;  ///< into residuals_
+    bool pending = false;        ///< the residual may hold unsent gradient
+    bool in_shards = false;      ///< what is pending lies in the shards of a hierarchical exchange
+    uint32_t threshold = 0;      ///< topk: of its last step
+    bool saved = false;          ///< before_ holds this bucket's residual as it was before the step that runs
     bool pending_before = false;
     double ready_s = std::numeric_limits<double>::quiet_NaN();  ///< bucket_ready() of the step that runs
   };

@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "codecs/traits.h"
 #include "integration/session_impl.h"
 
 namespace gradgate {
@@ -41,17 +42,17 @@ Status SessionImpl::check_layout(std::span<const BucketLayout> buckets, Message*
 
 namespace {
 
-/// The parts of parameters that lie in a group of 256 elements together with a part of another one.
-std::vector<ParamSlice> shared_edges(std::span<const ParamSlice> slices, size_t total) {
-  constexpr size_t kGroup = 256;
-  std::vector<ParamSlice> edges;
+/// The parts of parameters that lie in a codec's group together with a part of another one.
+std::vector<Edge> shared_edges(std::span<const ParamSlice> slices, size_t total) {
+  using codecs::kGroup;
+  std::vector<Edge> edges;
   for (const ParamSlice& slice : slices) {
     const size_t end = slice.offset + slice.count;
     const size_t head =
         slice.offset % kGroup == 0 ? slice.offset : std::min(end, slice.offset / kGroup * kGroup + kGroup);
     const size_t tail = end == total ? end : std::max(head, end / kGroup * kGroup);
-    if (head > slice.offset) edges.push_back({slice.param_id, slice.offset, head - slice.offset});
-    if (end > tail) edges.push_back({slice.param_id, tail, end - tail});
+    if (head > slice.offset) edges.push_back({slice.offset, head - slice.offset});
+    if (end > tail) edges.push_back({tail, end - tail});
   }
   return edges;
 }
@@ -134,7 +135,7 @@ Status SessionImpl::build_layout(std::span<const BucketLayout> layout) {
   size_t edges = 0, held = 0;
   for (const Bucket& bucket : next) {
     size_t elements = 0;
-    for (const ParamSlice& edge : bucket.edges) elements += edge.count;
+    for (const Edge& edge : bucket.edges) elements += edge.count;
     edges = std::max(edges, bucket.edges.size());
     held = std::max(held, elements);
   }
