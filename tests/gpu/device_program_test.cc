@@ -1,6 +1,7 @@
 // The program with --device cuda, run as a user runs it.
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
@@ -91,18 +92,22 @@ TEST_F(DeviceProgram, DemoTrainsWithExchangesOnTheDevice) {
 
 TEST_F(DeviceProgram, CalibrateMeasuresLinkAndKernels) {
   // The emulator's network has no speed of its own: a fit may be refused, and is then said to be.
-  const Finished run = run_program(
-      "calibrate --device cuda --ranks 2 -b 4096 -e 262144 -f 4 -n 3 -c int8,topk:0.01 --buckets 64KiB --json");
-  const auto json = strict_json(run.out);
+  // On a busy machine a call may take less than a barrier's spread, and does not count then: a few tries.
+  Finished run;
+  nlohmann::json json;
+  const auto all_timed = [&] {
+    const auto& rows = json.at("results");
+    return std::all_of(rows.begin(), rows.end(), [](const auto& row) { return row.at("times_us").size() == 3; });
+  };
+  for (int tries = 0; tries == 0 || (tries < 5 && !all_timed()); ++tries) {
+    run = run_program(
+        "calibrate --device cuda --ranks 2 -b 4096 -e 262144 -f 4 -n 3 -c int8,topk:0.01 --buckets 64KiB --json");
+    json = strict_json(run.out);
+  }
   EXPECT_TRUE(run.code == 0 || (run.code == 1 && json.at("profile").is_null())) << run.err;
   EXPECT_THAT(json.at("ranks").get<std::string>(), HasSubstr("2 ranks over NCCL 2."));
   ASSERT_EQ(json.at("results").size(), 12u) << "three collectives in four sizes";
-  size_t timed = 0;
-  for (const auto& row : json.at("results")) {  // on a busy machine a call may take less than a barrier's spread
-    EXPECT_LE(row.at("times_us").size(), 3u) << row;
-    timed += row.at("times_us").size();
-  }
-  EXPECT_GE(timed, 18u) << "of 36";
+  for (const auto& row : json.at("results")) EXPECT_EQ(row.at("times_us").size(), 3u) << row;
   if (run.code == 0) {
     EXPECT_THAT(json.at("profile").dump(), HasSubstr("\"nccl\"")) << "what the profile is valid for";
   }
