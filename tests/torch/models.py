@@ -17,6 +17,17 @@ def deep(width: int = 24, layers: int = 6, dtype=torch.float32) -> torch.nn.Modu
     return torch.nn.Sequential(*parts).to(dtype)
 
 
+class Linear(torch.nn.Module):
+    """sum(weight * x): the gradient of the weight is x."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(n))
+
+    def forward(self, x):
+        return (self.weight * x).sum()
+
+
 def batch(step: int, width: int = 24, rank: int | None = None, dtype=torch.float32):
     rank = dist.get_rank() if rank is None else rank
     generator = torch.Generator().manual_seed(1000 * rank + step)
@@ -57,3 +68,10 @@ def train(ddp, steps, first=0, lr=0.05, set_to_none=True, width=24, dtype=torch.
 
 def equal(a, b) -> bool:
     return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b))
+
+
+def backward(ddp, x) -> torch.Tensor:
+    """Of a Linear: the gradient of its weight."""
+    ddp.zero_grad(set_to_none=True)
+    ddp(x).backward()
+    return ddp.module.weight.grad.clone()
