@@ -24,7 +24,6 @@ class Scaler(Protocol):
         """By what the loss of the step that comes is multiplied."""
 
 
-
 def print_line(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
